@@ -1,0 +1,1 @@
+"""The in-process engine: a Flower Grid without processes."""

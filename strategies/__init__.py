@@ -1,0 +1,56 @@
+"""Strategies for federated learning that survives the real world, and the functions they use."""
+
+from .aggregation import (
+    Aggregate,
+    bulyan,
+    centered_clipping,
+    coordinate_median,
+    geometric_median,
+    krum,
+    mean,
+    multi_krum,
+    rage,
+    trimmed_mean,
+)
+from .aggregators import Aggregator, RageFilter, weighted_mean
+from .bounding import clip, normalize
+from .enrolment import NotEnoughClients
+from .frame import FederatedStrategy, FrameOptions
+from .gfedavg import GFedAvg
+from .learning_rate import LocalRate
+from .participation import FixedParticipation, FullParticipation, PoissonParticipation
+from .rage_local_sgd import Rage
+from .reports import Rejection, RoundReport
+from .server_step import ServerStep
+from .tail_index import tail_index
+
+__all__ = [
+    "Aggregate",
+    "Aggregator",
+    "FederatedStrategy",
+    "FixedParticipation",
+    "FrameOptions",
+    "FullParticipation",
+    "GFedAvg",
+    "LocalRate",
+    "NotEnoughClients",
+    "PoissonParticipation",
+    "Rage",
+    "RageFilter",
+    "Rejection",
+    "RoundReport",
+    "ServerStep",
+    "bulyan",
+    "centered_clipping",
+    "clip",
+    "coordinate_median",
+    "geometric_median",
+    "krum",
+    "mean",
+    "multi_krum",
+    "normalize",
+    "rage",
+    "tail_index",
+    "trimmed_mean",
+    "weighted_mean",
+]

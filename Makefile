@@ -1,0 +1,58 @@
+# make demo            sets everything up and runs the main job
+# make test            sets everything up and passes the tests (at most 10 minutes)
+# make test-deployment everything with Flower's real processes
+# make test-docker     everything in containers (needs a Docker engine)
+#
+# PYTHON=python3.12          another interpreter (3.11 or later)
+# TORCH_INDEX_URL=...        an index with other PyTorch wheels, for example CPU-only ones
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+export OMP_NUM_THREADS ?= 2
+export FLWR_TELEMETRY_ENABLED := 0
+export FLWR_DISABLE_UPDATE_CHECK := 1
+export RAY_USAGE_STATS_ENABLED := 0
+
+.PHONY: demo test lint test-deployment test-docker test-slow setup clean
+.DEFAULT_GOAL := demo
+
+setup: $(READY)
+
+$(READY): pyproject.toml constraints.txt
+	@command -v $(PYTHON) >/dev/null 2>&1 || { \
+	  echo "error: $(PYTHON) not found. Install Python 3.11 or later, or name one: make PYTHON=/path/to/python3"; exit 2; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "error: Blackthorn needs Python 3.11 or later; $(PYTHON) is $$($(PYTHON) -V 2>&1). Name another: make PYTHON=/path/to/python3.11"; exit 2; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { \
+	  echo "error: $(PYTHON) cannot make a virtual environment (on Debian: apt install python3-venv)"; exit 2; }
+	@echo "Installing into $(VENV) (PyTorch is large: some minutes the first time)..."
+	@if [ -n "$(TORCH_INDEX_URL)" ]; then \
+	  $(BIN)/python -m pip install -q -c constraints.txt --index-url "$(TORCH_INDEX_URL)" torch torchvision; fi
+	@$(BIN)/python -m pip install -q -c constraints.txt "hatchling>=1.26" "editables>=0.5"
+	@$(BIN)/python -m pip install -q -c constraints.txt --no-build-isolation -e ".[dev]"
+	@touch $(READY)
+
+demo: $(READY)
+	@$(BIN)/blackthorn demo
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test: lint
+	$(BIN)/python -m pytest -m "not deployment and not docker and not slow"
+
+test-deployment: $(READY)
+	$(BIN)/python -m pytest -m "deployment and not slow"
+
+test-docker: $(READY)
+	$(BIN)/python -m pytest -m docker
+
+test-slow: $(READY)
+	$(BIN)/python -m pytest -m slow
+
+clean:
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache

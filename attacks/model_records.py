@@ -1,0 +1,69 @@
+"""Between a client's reply and its update as a vector.
+
+u = (w - w_i) / eta_l over the floating arrays of the global model's ArrayRecord, flattened and
+joined in its order: d numbers, float32 or, where the model has float64 arrays, float64. Other
+arrays (counters) are not part of u.
+"""
+
+import copy
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord, Message, RecordDict
+from torch import Tensor
+
+ARRAYS = "arrays"  # the record of a message that holds the model
+
+
+class FlatModel:
+    """The global model of a round, to measure updates from and to forge replies with."""
+
+    def __init__(self, record: ArrayRecord) -> None:
+        """Decode `record`; its arrays keep their order."""
+        arrays = {name: array.numpy() for name, array in record.items()}
+        self._floating = {
+            name: array for name, array in arrays.items() if np.issubdtype(array.dtype, np.floating)
+        }
+        self._dtype = np.result_type(np.float32, *(a.dtype for a in self._floating.values()))
+
+    def update(self, reply: Message, local_lr: float) -> Tensor:
+        """The honest reply's u [d], gradient units.
+
+        ValueError if the reply has no model of this one's shapes.
+        """
+        local = self._local_arrays(reply)
+        steps = [
+            (array.astype(self._dtype) - local[name]).ravel() / self._dtype.type(local_lr)
+            for name, array in self._floating.items()
+        ]
+        return torch.from_numpy(np.concatenate(steps)) if steps else torch.empty(0)
+
+    def forge(self, reply: Message, update: Tensor, local_lr: float) -> Message:
+        """A reply whose update is `update` [d]: w - eta_l u; all else is the honest reply's."""
+        steps = update.numpy() * self._dtype.type(local_lr)
+        forged: dict[str, Array] = dict(reply.content.array_records[ARRAYS])
+        start = 0
+        for name, array in self._floating.items():
+            step = steps[start : start + array.size].reshape(array.shape)
+            forged[name] = Array(np.asarray(array - step, dtype=array.dtype))
+            start += array.size
+        lie = copy.copy(reply)
+        lie.content = RecordDict({**reply.content, ARRAYS: ArrayRecord(forged)})
+        return lie
+
+    def _local_arrays(self, reply: Message) -> dict[str, np.ndarray]:
+        record = reply.content.array_records.get(ARRAYS, ArrayRecord())
+        missing = [name for name in self._floating if name not in record]
+        if missing:
+            raise ValueError(
+                f"an honest reply's record {ARRAYS!r} lacks {missing[0]!r}; "
+                f"it holds {sorted(record)}"
+            )
+        local = {name: record[name].numpy() for name in self._floating}
+        for name, array in self._floating.items():
+            if local[name].shape != array.shape:
+                raise ValueError(
+                    f"an honest reply's array {name!r} has shape {local[name].shape}; "
+                    f"the global model's is {array.shape}"
+                )
+        return local

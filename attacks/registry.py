@@ -1,0 +1,124 @@
+"""The attacks by name, in three kinds.
+
+* "vector": another update in place of the honest one (`VectorAttack`);
+* "data": honest training on poisoned data (`DataAttack`);
+* "reply": another reply, or none, whatever was learnt (`ReplyAttack`).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from flwr.app import Message
+from torch import Tensor
+
+from . import distance_attacks, vector_attacks
+from .label_flip import flip_labels
+from .misbehaviour import REPLY_ATTACKS
+from .vector_attacks import VectorFunction
+
+Kind = Literal["vector", "data", "reply"]
+
+
+@dataclass(frozen=True)
+class VectorAttack:
+    """own [b, d] -> [b, d]; see `vector_attacks` for the arguments.
+
+    shared_randomness: all corrupt clients of a round use the same random vector.
+    """
+
+    name: str
+    function: VectorFunction
+    shared_randomness: bool = False
+    kind: Literal["vector"] = "vector"
+
+    def __call__(
+        self,
+        own: Tensor,
+        *,
+        num_clients: int,
+        generator: np.random.Generator,
+        honest: Tensor | None = None,
+    ) -> Tensor:
+        """The colluders' vectors, gradient units, shape and dtype of `own`."""
+        return self.function(own, num_clients=num_clients, generator=generator, honest=honest)
+
+
+@dataclass(frozen=True)
+class DataAttack:
+    """(labels, number of classes) -> the labels the corrupt client trains on."""
+
+    name: str
+    function: Callable[[Tensor, int], Tensor]
+    kind: Literal["data"] = "data"
+
+    def __call__(self, y: Tensor, num_classes: int) -> Tensor:
+        """The poisoned labels, shape and dtype of `y`."""
+        return self.function(y, num_classes)
+
+
+@dataclass(frozen=True)
+class ReplyAttack:
+    """Honest reply -> what is sent instead; see `misbehaviour`.
+
+    absence: what a server sees of a client that does not answer: "error" where the client's
+    failure is reported to it, "silence" where nothing comes; None for attacks that answer.
+    """
+
+    name: str
+    function: Callable[[Message], Message]
+    absence: Literal["error", "silence"] | None = None
+    kind: Literal["reply"] = "reply"
+
+    def __call__(self, reply: Message) -> Message:
+        """The forged reply, or the side effect (an exception, a delay, the process's end)."""
+        return self.function(reply)
+
+
+Attack = VectorAttack | DataAttack | ReplyAttack
+
+_VECTORS: dict[str, VectorFunction] = {
+    "random-gradient": vector_attacks.random_gradient,
+    "reverse-average": vector_attacks.reverse_average,
+    "gradient-shift": vector_attacks.gradient_shift,
+    "all-ones": vector_attacks.all_ones,
+    "baruch": vector_attacks.baruch,
+    "reverse-scaled-average": vector_attacks.reverse_scaled_average,
+    "sign-flip": vector_attacks.sign_flip,
+    "inner-product": vector_attacks.inner_product,
+    "mimic": vector_attacks.mimic,
+    "min-max": distance_attacks.min_max,
+    "min-sum": distance_attacks.min_sum,
+}
+_SHARED_RANDOMNESS = {"gradient-shift"}
+_ABSENCES: dict[str, Literal["error", "silence"]] = {
+    "raise": "error",
+    "slow": "silence",
+    "exit": "silence",
+}
+
+_ATTACKS: dict[str, Attack] = {
+    **{
+        name: VectorAttack(name, function, name in _SHARED_RANDOMNESS)
+        for name, function in _VECTORS.items()
+    },
+    "label-flip": DataAttack("label-flip", flip_labels),
+    **{
+        name: ReplyAttack(name, function, _ABSENCES.get(name))
+        for name, function in REPLY_ATTACKS.items()
+    },
+}
+
+
+def names(kind: Kind | None = None) -> tuple[str, ...]:
+    """All attacks' names, or those of one kind."""
+    return tuple(name for name, attack in _ATTACKS.items() if kind in (None, attack.kind))
+
+
+def get(name: str) -> Attack:
+    """The attack called `name`; ValueError with the names there are for any other."""
+    try:
+        return _ATTACKS[name]
+    except KeyError:
+        raise ValueError(f"attack is {name!r}; allowed are {', '.join(_ATTACKS)}") from None

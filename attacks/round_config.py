@@ -1,0 +1,21 @@
+"""What a train message's ConfigRecord tells a corrupt client about the round."""
+
+from flwr.app import ConfigRecord, Message
+
+CONFIG = "config"  # the record of a message that holds the round's instructions
+
+
+def round_config(message: Message) -> ConfigRecord:
+    """The round's instructions; empty if the message has none."""
+    return message.content.config_records.get(CONFIG, ConfigRecord())
+
+
+def number(config: ConfigRecord, key: str, default: int | float | None = None) -> int | float:
+    """The number under `key`; ValueError if there is none and no default."""
+    value = config.get(key, default)
+    if isinstance(value, int | float):
+        return value
+    raise ValueError(
+        f"an attack needs a number under {key!r} in a train message's {CONFIG!r} record; "
+        f"it holds {dict(config)}"
+    )

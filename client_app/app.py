@@ -1,0 +1,73 @@
+"""The ClientApp: one node's client trains, evaluates, and says who it is."""
+
+import torch
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+
+from server_app.config import RunConfig, make_config
+from tasks.evaluation import evaluate
+
+from .messages import (
+    enrolment_reply,
+    evaluate_reply,
+    read_round,
+    start_vector,
+    train_reply,
+    trained_arrays,
+)
+from .node_data import NodeClient, load_node_client
+from .training import LocalSGD, client_generator, train_clients
+
+app = ClientApp()
+
+
+def local_training(config: RunConfig, local_lr: float) -> LocalSGD:
+    """A round's local training as the run configuration says, at the server's learning rate."""
+    return LocalSGD(
+        steps=config.local_steps,
+        batch_size=config.batch_size,
+        learning_rate=local_lr,
+        weight_decay=config.weight_decay,
+    )
+
+
+def _node(context: Context) -> tuple[RunConfig, NodeClient]:
+    # Nodes share a machine's cores, and one shard is too little work for several threads.
+    torch.set_num_threads(1)
+    config = make_config(context.run_config)
+    return config, load_node_client(config, context.node_config)
+
+
+@app.query()
+def enrol(message: Message, context: Context) -> Message:
+    """Answer which client this node holds, and how many examples it trains on."""
+    _, client = _node(context)
+    return enrolment_reply(message, client.client_id, client.shard.num_examples)
+
+
+@app.train()
+def train(message: Message, context: Context) -> Message:
+    """K local steps from the server's model on this node's shard."""
+    config, client = _node(context)
+    request = read_round(message)
+    model = client.problem.model
+    params, losses = train_clients(
+        model,
+        start_vector(request.arrays, model),
+        [client.shard],
+        local_training(config, request.local_lr),
+        [client_generator(config.seed, request.server_round, client.client_id)],
+    )
+    arrays = trained_arrays(request.arrays, model, params[0])
+    return train_reply(message, arrays, client.shard.num_examples, float(losses[0]))
+
+
+@app.evaluate()
+def evaluate_held_out(message: Message, context: Context) -> Message:
+    """Accuracy and loss of the server's model on the examples this node never trains on."""
+    _, client = _node(context)
+    if client.held_out is None or len(client.held_out) == 0:
+        raise ValueError("this node has no held-out examples to evaluate on")
+    model = client.problem.model
+    params = start_vector(read_round(message).arrays, model)
+    return evaluate_reply(message, len(client.held_out), evaluate(model, params, client.held_out))

@@ -1,0 +1,78 @@
+"""What the ClientApp reads from the server's messages, and what it answers (Flower's usual form).
+
+A reply holds one ArrayRecord "arrays" with the model's state_dict and one MetricRecord "metrics"
+with num-examples.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
+
+from tasks.flat_model import FlatModel
+
+
+@dataclass(frozen=True)
+class RoundRequest:
+    """A round's instruction: the global model and what changes from round to round."""
+
+    server_round: int
+    local_lr: float
+    client_id: int
+    arrays: ArrayRecord
+
+
+def read_round(message: Message) -> RoundRequest:
+    """The instruction in a train or evaluate message. Raises KeyError if it is not one of ours."""
+    config = message.content.config_records["config"]
+    return RoundRequest(
+        server_round=int(_number(config["server-round"])),
+        local_lr=float(_number(config.get("local-lr", 1.0))),
+        client_id=int(_number(config["client-id"])),
+        arrays=message.content.array_records["arrays"],
+    )
+
+
+def _number(value: object) -> float:
+    if isinstance(value, int | float):
+        return value
+    raise ValueError(f"the round's config holds {value!r} where a number belongs")
+
+
+def start_vector(arrays: ArrayRecord, model: FlatModel) -> torch.Tensor:
+    """w_t [d] from the server's arrays, in the order of the model."""
+    state = {name: torch.from_numpy(arrays[name].numpy()) for name in arrays}
+    return model.flatten(state)
+
+
+def trained_arrays(arrays: ArrayRecord, model: FlatModel, trained: torch.Tensor) -> ArrayRecord:
+    """The client's state_dict: w from `trained` [d], all other entries as the server sent them."""
+    views: Mapping[str, torch.Tensor] = model.unflatten(trained)
+    return ArrayRecord(
+        {
+            name: Array(np.ascontiguousarray(views[name].numpy())) if name in views else array
+            for name, array in arrays.items()
+        }
+    )
+
+
+def train_reply(
+    message: Message, arrays: ArrayRecord, num_examples: int, train_loss: float
+) -> Message:
+    """The reply to a train message."""
+    metrics = MetricRecord({"num-examples": num_examples, "train-loss": train_loss})
+    return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
+
+
+def evaluate_reply(message: Message, num_examples: int, metrics: Mapping[str, float]) -> Message:
+    """The reply to an evaluate message."""
+    record = MetricRecord({"num-examples": num_examples, **metrics})
+    return Message(RecordDict({"metrics": record}), reply_to=message)
+
+
+def enrolment_reply(message: Message, client_id: int, num_examples: int) -> Message:
+    """The answer to the server's question which client this node holds."""
+    record = MetricRecord({"client-id": client_id, "num-examples": num_examples})
+    return Message(RecordDict({"metrics": record}), reply_to=message)

@@ -1,0 +1,161 @@
+"""Local training: K steps of SGD on one client, or on a batch of clients at once."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from strategies.bounding import clip
+from tasks.flat_model import FlatModel
+from tasks.shards import Shard
+
+# What the batch and the parameters of the clients trained together may take, in bytes.
+_CHUNK_BYTES = 32 * 2**20
+
+
+@dataclass(frozen=True)
+class LocalSGD:
+    """A round's local training.
+
+    ``steps`` K; ``batch_size`` examples drawn afresh at every step (0: all of them);
+    ``learning_rate`` η_l; ``weight_decay``, whose product with w is part of the gradient;
+    ``step_clip_norm`` λ > 0 replaces every step's gradient g by clip(g, λ) (FAT-Clipping-PI,
+    Yang et al., Algorithm 3), 0 leaves it.
+
+    Raises ValueError for values out of range.
+    """
+
+    steps: int
+    batch_size: int
+    learning_rate: float
+    weight_decay: float = 0.0
+    step_clip_norm: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise ValueError(f"local-steps is {self.steps}: it must be at least 1")
+        if self.batch_size < 0:
+            raise ValueError(f"batch-size is {self.batch_size}: it must be 0 or more")
+        if not 0 < self.learning_rate < math.inf:
+            raise ValueError(f"local-lr is {self.learning_rate}: it must be positive and finite")
+        if not 0 <= self.weight_decay < math.inf:
+            raise ValueError(f"weight-decay is {self.weight_decay}: it must be 0 or more")
+        if not 0 <= self.step_clip_norm < math.inf:
+            raise ValueError(f"the step's clip norm is {self.step_clip_norm}: it must be 0 or more")
+
+
+def client_generator(seed: int, server_round: int, client_id: int) -> np.random.Generator:
+    """The generator of client ``client_id`` in round ``server_round``: the same in every process
+    and on every machine, whoever else takes part."""
+    sequence = np.random.SeedSequence([seed, server_round, client_id])
+    return np.random.Generator(np.random.Philox(sequence))
+
+
+def train_clients(
+    model: FlatModel,
+    start: Tensor,
+    shards: Sequence[Shard],
+    spec: LocalSGD,
+    generators: Sequence[np.random.Generator],
+    *,
+    chunk_size: int = 0,
+) -> tuple[Tensor, Tensor]:
+    """Train B clients from w = ``start`` [d], each on its shard and with its generator:
+
+        g = ∇ L_i(w; batch) + weight_decay · w;  w ← w − η_l · clip(g, λ),  K times
+
+    Returns their models [B, d] and the means of the losses L_i over the K steps [B], both in
+    the dtype of ``start``. To rounding, a client's result is the one it would get alone.
+
+    Memory is that of ``chunk_size`` clients; by default so many as fit into the processor's
+    caches. Raises ValueError where shards and generators differ in number.
+    """
+    if len(shards) != len(generators):
+        raise ValueError(f"{len(shards)} shards and {len(generators)} generators: one each")
+    params, losses = start.repeat(len(shards), 1), start.new_zeros(len(shards))
+    # Clients of like size go together, so that little is padded.
+    order = sorted(range(len(shards)), key=lambda i: shards[i].num_examples)
+    for chunk in _chunks(order, chunk_size, model, shards, spec):
+        params[chunk], losses[chunk] = _train_chunk(
+            model, params[chunk], [shards[i] for i in chunk], spec, [generators[i] for i in chunk]
+        )
+    return params, losses
+
+
+def _chunks(
+    order: Sequence[int],
+    chunk_size: int,
+    model: FlatModel,
+    shards: Sequence[Shard],
+    spec: LocalSGD,
+) -> Iterator[list[int]]:
+    if len(order) == 0:
+        return
+    size = chunk_size or _default_chunk_size(model, shards[order[-1]], spec)
+    for first in range(0, len(order), size):
+        yield list(order[first : first + size])
+
+
+def _default_chunk_size(model: FlatModel, largest: Shard, spec: LocalSGD) -> int:
+    if model.batching == "loop":
+        return 1
+    x, _ = largest.batch(np.random.default_rng(0), 1)
+    rows = _rows(largest, spec)
+    # The model, its gradient, and one more of the kind for the step's arithmetic.
+    numbers = 3 * model.dimension + rows * x[0].numel()
+    return max(1, _CHUNK_BYTES // (4 * numbers))
+
+
+def _rows(shard: Shard, spec: LocalSGD) -> int:
+    return min(spec.batch_size or shard.num_examples, shard.num_examples)
+
+
+def _train_chunk(
+    model: FlatModel,
+    params: Tensor,
+    shards: Sequence[Shard],
+    spec: LocalSGD,
+    generators: Sequence[np.random.Generator],
+) -> tuple[Tensor, Tensor]:
+    total = params.new_zeros(len(shards))
+    for x, y, weights in _batches(shards, spec, generators, params.dtype):
+        losses, gradients = model.loss_and_gradient(params, x, y, weights)
+        if spec.weight_decay > 0:
+            gradients.add_(params, alpha=spec.weight_decay)
+        if spec.step_clip_norm > 0:
+            gradients = clip(gradients, spec.step_clip_norm)
+        params.add_(gradients, alpha=-spec.learning_rate)
+        total += losses
+    return params, total / spec.steps
+
+
+def _batches(
+    shards: Sequence[Shard],
+    spec: LocalSGD,
+    generators: Sequence[np.random.Generator],
+    dtype: torch.dtype,
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """The K batches of all clients: x [B, n, ...], y [B, n, ...] and weights [B, n], padded to
+    the largest client. The tensors are filled anew for the next batch."""
+    counts = [_rows(shard, spec) for shard in shards]
+    all_of_them = all(n == shard.num_examples for n, shard in zip(counts, shards, strict=True))
+    weights = torch.zeros(len(shards), max(counts), dtype=dtype)
+    for client, n in enumerate(counts):
+        weights[client, :n] = 1 / n
+    x = y = None
+    for step in range(spec.steps):
+        # Where every client uses all it has, the first batch serves for every step.
+        if step == 0 or not all_of_them:
+            for client, (shard, generator) in enumerate(zip(shards, generators, strict=True)):
+                own_x, own_y = shard.batch(generator, spec.batch_size)
+                if x is None or y is None:
+                    x = own_x.new_empty(*weights.shape, *own_x.shape[1:])
+                    y = own_y.new_empty(*weights.shape, *own_y.shape[1:])
+                for rows, own in ((x[client], own_x), (y[client], own_y)):
+                    rows[: len(own)] = own
+                    # Padded with an example of its own: weight 0 times a finite loss is 0.
+                    rows[len(own) :] = own[0]
+        yield x, y, weights

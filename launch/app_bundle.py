@@ -1,0 +1,54 @@
+"""What goes to the nodes with a run: the app's own packages, and the run's configuration."""
+
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import tomli_w
+
+Scalar = str | int | float | bool
+
+_BUNDLED_SUFFIXES = {".py", ".toml", ".md", ".yaml", ".yml", ".json", ".jsonl"}
+_ROOT_FILES = ("pyproject.toml", "README.md", "LICENSE", ".gitignore")
+
+
+def stage_app(app_dir: Path, packages: Sequence[str], target: Path) -> Path:
+    """Copy `pyproject.toml` and the named packages of the app at `app_dir` to `target`.
+
+    Flower bundles every source and text file below the folder it is given (at most 10 MB), and
+    may rewrite its pyproject.toml; the copy holds only what the nodes need, and takes the blow.
+    ValueError if `app_dir` has no pyproject.toml or lacks one of the packages.
+    """
+    if not (app_dir / "pyproject.toml").is_file():
+        raise ValueError(f"app folder {app_dir}: there is no pyproject.toml in it")
+    target.mkdir(parents=True)
+    for name in _ROOT_FILES:
+        if (app_dir / name).is_file():
+            shutil.copy2(app_dir / name, target / name)
+    for package in packages:
+        if not (app_dir / package).is_dir():
+            raise ValueError(f"app folder {app_dir}: there is no package {package!r} in it")
+        shutil.copytree(app_dir / package, target / package, ignore=_unbundled)
+    return target
+
+
+def _unbundled(folder: str, names: list[str]) -> list[str]:
+    return [
+        name
+        for name in names
+        if name == "__pycache__"
+        or ((Path(folder) / name).is_file() and Path(name).suffix not in _BUNDLED_SUFFIXES)
+    ]
+
+
+def write_config(values: Mapping[str, Scalar], path: Path) -> Path:
+    """Write flat key-value pairs as TOML, for `--run-config` or `--node-config`.
+
+    A file takes any string; on the command line Flower splits at quotes inside a value.
+    ValueError if a value is not a string, integer, float or boolean.
+    """
+    for key, value in values.items():
+        if not isinstance(value, (str, int, float, bool)):
+            raise ValueError(f"config key {key!r}: {value!r} is not a string, number or boolean")
+    path.write_text(tomli_w.dumps(dict(values)))
+    return path

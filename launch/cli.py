@@ -1,0 +1,101 @@
+"""The `blackthorn` command."""
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from launch.recipes import recipe_config
+from server_app.config import ConfigError, RunConfig, to_mapping
+
+app = typer.Typer(
+    name="blackthorn",
+    help="Federated learning that survives fat tails, privacy budgets and clients that lie.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+console = Console()
+
+Recipe = Annotated[Path, typer.Argument(help="Recipe: a TOML file of run-config keys.")]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the recipe (repeatable)."),
+]
+OutputDir = Annotated[
+    str | None, typer.Option(help="Run folder; by default a new one under runs/.")
+]
+
+
+@app.command()
+def simulate(recipe: Recipe, settings: Settings = None, output_dir: OutputDir = None) -> None:
+    """Run a recipe in this process.
+
+    Example: blackthorn simulate recipes/demo.toml --set attack=all-ones
+    """
+    from launch.simulate import simulate as run
+
+    config = recipe_config(recipe, settings or (), {"output-dir": output_dir})
+    finish(run(config, console))
+
+
+@app.command()
+def demo(
+    recipe: Annotated[Path, typer.Option(help="Recipe with an attack.")] = Path(
+        "recipes/demo.toml"
+    ),
+    output_dir: Annotated[Path, typer.Option(help="Folder of both runs.")] = Path("runs/demo"),
+) -> None:
+    """Plain averaging against RAGE, with clients that lie.
+
+    Example: blackthorn demo
+    """
+    from launch.demo import demo as run
+
+    run(recipe, output_dir, console)
+
+
+@app.command()
+def keys() -> None:
+    """List every run-config key with its default and meaning.
+
+    Example: blackthorn keys
+    """
+    defaults = to_mapping(RunConfig())
+    for name, field in RunConfig.model_fields.items():
+        key = name.replace("_", "-")
+        console.print(
+            f"{key} = {_toml(defaults[key])}\n    {field.description}",
+            markup=False,
+            highlight=False,
+        )
+
+
+def _toml(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else repr(value).replace("'", '"')
+
+
+def finish(summary: dict[str, Any]) -> None:
+    """Say how the run ended."""
+    final = summary["final"]
+    accuracy = final.get("accuracy")
+    said = f", accuracy {100 * accuracy:.1f} %" if accuracy is not None else ""
+    console.print(
+        f"{summary['status']}: {summary['rounds_completed']} rounds in "
+        f"{summary['wall_seconds']:.1f} s{said}",
+        markup=False,
+        highlight=False,
+    )
+
+
+def main() -> None:
+    """Run the command line: 0 done, 1 a run that failed, 2 a wrong configuration."""
+    try:
+        app()
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)

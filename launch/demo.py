@@ -1,0 +1,66 @@
+"""`blackthorn demo`: a federation with liars, once with plain averaging, once with RAGE."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from launch.recipes import recipe_config
+from launch.simulate import simulate
+from server_app.plots import plot_accuracies
+from server_app.run_folder import read_metrics, write_atomically
+
+RULES = ("mean", "rage")
+
+
+def demo(recipe: Path, folder: Path, console: Console) -> None:
+    """Run the recipe under both rules; leaves FOLDER/mean, FOLDER/rage, a plot and a summary."""
+    set_aside(folder)
+    config = recipe_config(recipe)
+    console.print(
+        f"{config.num_clients} clients learn {config.task}; {config.num_byzantine} of them lie "
+        f"({config.attack}).\n",
+        highlight=False,
+    )
+    for rule in RULES:
+        run = config.model_copy(update={"aggregator": rule, "output_dir": str(folder / rule)})
+        simulate(run, console, label=f"[{rule}] ")
+    console.print(_table(folder))
+    plot = plot_accuracies({rule: folder / rule for rule in RULES}, folder / "accuracy.png")
+    summary = (folder / "rage" / "summary.json").read_bytes()
+    write_atomically(folder / "summary.json", summary)
+    console.print(f"Plot: {plot}", markup=False, highlight=False)
+    console.print(_next_steps(recipe), markup=False, highlight=False)
+
+
+def set_aside(folder: Path) -> None:
+    """Rename an earlier demo's folder: nothing that was written is lost."""
+    if folder.exists():
+        stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S-%f")[:-3]
+        folder.rename(folder.with_name(f"{folder.name}-until-{stamp}"))
+
+
+def _table(folder: Path) -> Table:
+    table = Table(title="Test accuracy (%)")
+    for heading in ("round", *RULES, "clients filtered by rage"):
+        table.add_column(heading, justify="right")
+    runs = [read_metrics(folder / rule) for rule in RULES]
+    for mean, rage in zip(*runs, strict=True):
+        filtered = ", ".join(str(client) for client in rage["filtered"]) or "-"
+        table.add_row(
+            str(mean["round"]),
+            f"{100 * mean['accuracy']:.1f}",
+            f"{100 * rage['accuracy']:.1f}",
+            filtered,
+        )
+    return table
+
+
+def _next_steps(recipe: Path) -> str:
+    return (
+        "\nWhat to try next:\n"
+        f"  another attack      blackthorn simulate {recipe} --set attack=gradient-shift\n"
+        f"  real processes      blackthorn cluster {recipe} --clients 5 --byzantine 1\n"
+        "  all keys            blackthorn keys"
+    )

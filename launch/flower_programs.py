@@ -1,0 +1,101 @@
+"""The executables that Flower's processes start by name, put together in a folder for PATH.
+
+Flower knows its own programs (`flower-superexec`, `flwr-serverapp`, `flwr-clientapp`) only by
+name, so a folder in front of PATH decides what they are:
+
+* forked from a server that has imported everything already (`warm_program`),
+* a Python function in a process of its own (`cold_program`).
+
+SuperNode and SuperExec wait a fixed 3, 1 and 0.5 seconds between two looks for work; Flower has
+no option for it. `supernode` and `superexec` are the same programs with these waits capped at
+BLACKTHORN_POLL_SECONDS. Everything else about them is Flower's own.
+"""
+
+import importlib
+import os
+import shlex
+import sys
+import time
+from pathlib import Path
+from types import ModuleType
+
+from .fork_server import load_entry
+
+POLL_VARIABLE = "BLACKTHORN_POLL_SECONDS"
+STANDARD_ENTRIES = {
+    "flower-superlink": "flwr.superlink.cli:flower_superlink",
+    "flower-supernode": "flwr.supernode.cli:flower_supernode",
+    "flower-superexec": "flwr.supercore.cli:flower_superexec",
+    "flwr": "flwr.cli.app:app",
+    "flwr-serverapp": "flwr.superlink.cli:flwr_serverapp",
+    "flwr-clientapp": "flwr.supernode.cli:flwr_clientapp",
+}
+PACED_ENTRIES = {
+    "flower-supernode": f"{__name__}:supernode",
+    "flower-superexec": f"{__name__}:superexec",
+}
+_PACKAGE_ROOT = Path(__file__).resolve().parents[__name__.count(".")]
+
+
+class _PacedTime(ModuleType):
+    """The module `time`, with sleeps of at most `longest` seconds."""
+
+    def __init__(self, longest: float) -> None:
+        super().__init__("time")
+        self.__dict__.update(vars(time))
+        self.sleep = lambda seconds: time.sleep(min(seconds, longest))
+
+
+def _cap_waits(module: str) -> None:
+    waiting = importlib.import_module(module)
+    vars(waiting)["time"] = _PacedTime(float(os.environ[POLL_VARIABLE]))
+
+
+def supernode() -> None:
+    """`flower-supernode`, looking for messages and replies every BLACKTHORN_POLL_SECONDS."""
+    _cap_waits("flwr.supernode.start_client_internal")
+    load_entry(STANDARD_ENTRIES["flower-supernode"])()
+
+
+def superexec() -> None:
+    """`flower-superexec`, looking for tasks every BLACKTHORN_POLL_SECONDS."""
+    _cap_waits("flwr.supercore.superexec.run_superexec")
+    load_entry(STANDARD_ENTRIES["flower-superexec"])()
+
+
+def run_program() -> None:
+    """`MODULE:FUNCTION NAME ARGUMENT ...`: run the function as the program NAME."""
+    entry, *sys.argv = sys.argv[1:]
+    sys.exit(load_entry(entry)())
+
+
+def python_command(entry: str) -> list[str]:
+    """The command line that runs a function of ours in a new Python.
+
+    Our packages come last on the module path: whatever a Flower app brings is found first.
+    """
+    module, _, function = entry.partition(":")
+    code = (
+        f"import sys; sys.path.append({str(_PACKAGE_ROOT)!r}); "
+        f"from {module} import {function}; {function}()"
+    )
+    return [sys.executable, "-P", "-c", code]
+
+
+def warm_program(folder: Path, name: str, entry: str, server: Path) -> None:
+    """Write the executable `name`: a stub for a fork of the server at that socket."""
+    stub = Path(__file__).with_name("fork_stub.py")
+    _write(folder, name, [sys.executable, "-I", "-S", str(stub), str(server), entry, name])
+
+
+def cold_program(folder: Path, name: str, entry: str) -> None:
+    """Write the executable `name`: a new Python that imports and runs the function."""
+    _write(folder, name, [*python_command(f"{__name__}:run_program"), entry, name])
+
+
+def _write(folder: Path, name: str, command: list[str]) -> None:
+    # Through the shell: a "#!" line can hold neither spaces nor a second argument.
+    folder.mkdir(parents=True, exist_ok=True)
+    program = folder / name
+    program.write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n')
+    program.chmod(0o755)

@@ -1,0 +1,20 @@
+"""From a recipe, --set and other options of the command line to a checked run configuration."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from server_app.config import RunConfig, make_config, parse_setting, read_recipe
+
+
+def recipe_config(
+    recipe: Path | None, settings: Sequence[str] = (), options: Mapping[str, Any] | None = None
+) -> RunConfig:
+    """The recipe's values, overridden by `key=value` settings, overridden by `options`.
+
+    Raises ConfigError with one line.
+    """
+    values = read_recipe(recipe) if recipe is not None else {}
+    values.update(parse_setting(text) for text in settings)
+    values.update({key: value for key, value in (options or {}).items() if value is not None})
+    return make_config(values)

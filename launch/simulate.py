@@ -1,0 +1,29 @@
+"""`blackthorn simulate`: a recipe in one process, through the in-process engine."""
+
+import logging
+from typing import Any
+
+from rich.console import Console
+
+from launch.progress import RoundPrinter
+from server_app.config import ConfigError, RunConfig
+from server_app.run import execute, prepare
+from simulation.engine import EngineGrid
+
+
+def simulate(config: RunConfig, console: Console, label: str = "") -> dict[str, Any]:
+    """Run `config` and return the summary.
+
+    Raises ConfigError with one line before anything is written or started.
+    """
+    # The progress lines name every rejected client already.
+    logging.getLogger("blackthorn").setLevel(logging.ERROR)
+    prepared = prepare(config)
+    try:
+        grid = EngineGrid(config, prepared.problem)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    printer = RoundPrinter(console, config.num_server_rounds, label)
+    summary = execute(prepared, grid, [printer])
+    console.print(f"{label}run folder: {prepared.folder}", markup=False, highlight=False)
+    return summary

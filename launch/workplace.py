@@ -1,0 +1,144 @@
+"""Folders, environment and executables of one deployment's processes."""
+
+import os
+import sysconfig
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from . import flower_programs
+from .ports import LOOPBACK
+
+CLUSTER_VARIABLE = "BLACKTHORN_CLUSTER"
+NODE_VARIABLE = "BLACKTHORN_NODE"
+# sun_path holds 108 bytes on Linux, 104 elsewhere.
+_LONGEST_SOCKET_PATH = 100
+# Together the processes of a cluster look for work this often a second.
+_LOOKS_A_SECOND = 50.0
+
+
+class Workplace:
+    """A private folder for everything a deployment needs and throws away afterwards.
+
+    `warm` and `quick_polls` decide what Flower's program names mean (`flower_programs.py`).
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        cluster_id: str,
+        num_nodes: int,
+        *,
+        warm: bool,
+        quick_polls: bool,
+        env: Mapping[str, str],
+    ) -> None:
+        self.folder = folder
+        self.flower_socket = folder / "flower.sock"
+        self.app_socket = folder / "app.sock"
+        self._warm = warm
+        self._programs = folder / "bin"
+        self._env = {
+            **os.environ,
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "FLWR_DISABLE_UPDATE_CHECK": "1",
+            "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+            "RAY_USAGE_STATS_ENABLED": "0",
+            # Many processes share the cores: more threads in each would only get in the way.
+            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+            "PYTHONUNBUFFERED": "1",
+            "no_grpc_proxy": LOOPBACK,
+            CLUSTER_VARIABLE: cluster_id,
+            flower_programs.POLL_VARIABLE: str(polite_poll_seconds(num_nodes)),
+            **env,
+        }
+        if warm and len(os.fsencode(self.flower_socket)) > _LONGEST_SOCKET_PATH:
+            raise ValueError(
+                f"temporary folder {folder}: too long a path for a Unix socket, "
+                "set TMPDIR to a shorter one"
+            )
+        self._write_programs(quick_polls)
+
+    def environment(
+        self,
+        home: str,
+        *,
+        path: Sequence[Path] = (),
+        extra: Mapping[str, str] | None = None,
+    ) -> dict[str, str]:
+        """The environment of a process with its own FLWR_HOME; `path` goes first in PATH."""
+        flower_home = self.folder / "homes" / home
+        flower_home.mkdir(parents=True, exist_ok=True)
+        folders = [*path, self._programs, Path(sysconfig.get_path("scripts"))]
+        search = os.pathsep.join([*map(str, folders), self._env.get("PATH", os.defpath)])
+        return {**self._env, "FLWR_HOME": str(flower_home), **(extra or {}), "PATH": search}
+
+    def client_program(self, entry: str) -> Path:
+        """A folder in which `flwr-clientapp` is the function "module:function"."""
+        folder = self._programs / f"clientapp-{entry.replace(':', '.')}"
+        if self._warm:
+            flower_programs.warm_program(folder, "flwr-clientapp", entry, self.app_socket)
+        else:
+            flower_programs.cold_program(folder, "flwr-clientapp", entry)
+        return folder
+
+    def write_connection(self, home: str, control_address: str) -> None:
+        """Tell the `flwr` command with that FLWR_HOME where the SuperLink is."""
+        path = self.folder / "homes" / home / "config.toml"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(
+            '[superlink]\ndefault = "local"\n\n[superlink.local]\n'
+            f'address = "{control_address}"\ninsecure = true\n'
+        )
+
+    def _write_programs(self, quick_polls: bool) -> None:
+        paced = flower_programs.PACED_ENTRIES if quick_polls else {}
+        entries = {**flower_programs.STANDARD_ENTRIES, **paced} if self._warm else paced
+        for name, entry in entries.items():
+            if self._warm:
+                is_app = name in ("flwr-serverapp", "flwr-clientapp")
+                server = self.app_socket if is_app else self.flower_socket
+                flower_programs.warm_program(self._programs, name, entry, server)
+            else:
+                flower_programs.cold_program(self._programs, name, entry)
+
+
+def polite_poll_seconds(num_nodes: int) -> float:
+    """Seconds between two looks for work, so that many nodes do not keep the cores busy."""
+    return min(1.0, max(0.1, num_nodes / _LOOKS_A_SECOND))
+
+
+def fork_server_command(socket: Path, modules: Sequence[str]) -> list[str]:
+    """The command line of a fork server at `socket` that has imported `modules`."""
+    entry = f"{flower_programs.__package__}.fork_server:main"
+    return [*flower_programs.python_command(entry), str(socket), *modules]
+
+
+def client_processes(cluster_id: str, node: int) -> list[int]:
+    """Process ids of a node's running `flwr-clientapp` (Linux).
+
+    With a warm cluster these are the stubs: the process behind one shares its fate.
+    """
+    marks = {f"{CLUSTER_VARIABLE}={cluster_id}".encode(), f"{NODE_VARIABLE}={node}".encode()}
+    found = []
+    for pid in marked_processes(marks):
+        try:
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        # `python flwr-clientapp ...`, or our own command lines with the bare name in them.
+        if any(word.rpartition(b"/")[2] == b"flwr-clientapp" for word in words):
+            found.append(pid)
+    return found
+
+
+def marked_processes(marks: set[bytes]) -> list[int]:
+    """Processes that were started with all of these `NAME=value` in their environment."""
+    found = []
+    for environment in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            variables = set(environment.read_bytes().split(b"\0"))
+        except OSError:
+            continue
+        if marks <= variables and int(environment.parent.name) != os.getpid():
+            found.append(int(environment.parent.name))
+    return found

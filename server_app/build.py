@@ -1,0 +1,118 @@
+"""From a run configuration to a strategy. Everything that can be wrong is found here."""
+
+from collections.abc import Callable, Sequence
+
+import attacks
+from server_app.config import ConfigError, RunConfig
+from strategies import (
+    FederatedStrategy,
+    FixedParticipation,
+    FrameOptions,
+    FullParticipation,
+    GFedAvg,
+    LocalRate,
+    PoissonParticipation,
+    Rage,
+    ServerStep,
+)
+from strategies.aggregators import Aggregator, RageFilter, weighted_mean
+from strategies.corruption import CorruptionBound
+from strategies.frame import Observer
+from strategies.participation import Participation
+
+
+def check_attack(config: RunConfig) -> None:
+    """Raises ConfigError if `attack` is not known."""
+    if config.attack == "none":
+        return
+    try:
+        attacks.get(config.attack)
+    except ValueError:
+        known = ", ".join(("none", *attacks.names()))
+        raise ConfigError(f"attack = {config.attack!r} is not allowed: {known}") from None
+
+
+def build_strategy(config: RunConfig, observers: Sequence[Observer] = ()) -> FederatedStrategy:
+    """The strategy that `config` describes."""
+    frame = _frame(config, observers)
+    aggregator = _aggregator(config)
+    if aggregator is not None:
+        frame["aggregator"] = aggregator
+    return ALGORITHMS[config.algorithm](config, frame)
+
+
+def _gfedavg(config: RunConfig, frame: FrameOptions) -> FederatedStrategy:
+    del config
+    return GFedAvg(**frame)
+
+
+def _rage(config: RunConfig, frame: FrameOptions) -> FederatedStrategy:
+    if "aggregator" in frame:
+        # Local SGD under a rule that was asked for by name, to compare with RAGE.
+        return GFedAvg(**frame)
+    num_corrupt = config.num_corrupt if config.num_corrupt >= 0 else None
+    return Rage(
+        num_corrupt,
+        corrupt_fraction=config.corrupt_fraction if num_corrupt is None else None,
+        stop=config.rage_stop,
+        coordinates=config.rage_coordinates or None,
+        average=config.rage_average,
+        **frame,
+    )
+
+
+ALGORITHMS: dict[str, Callable[[RunConfig, FrameOptions], FederatedStrategy]] = {
+    "gfedavg": _gfedavg,
+    "rage": _rage,
+}
+
+
+def _aggregator(config: RunConfig) -> Aggregator | None:
+    """The rule that `aggregator` names; None for the algorithm's own."""
+    if config.aggregator == "mean":
+        return weighted_mean
+    if config.aggregator == "rage":
+        return RageFilter(
+            _corruption(config),
+            config.rage_stop,
+            config.rage_coordinates or None,
+            config.rage_average,
+        )
+    return None
+
+
+def _corruption(config: RunConfig) -> CorruptionBound:
+    if config.num_corrupt >= 0:
+        return CorruptionBound(num_corrupt=config.num_corrupt)
+    return CorruptionBound(fraction=config.corrupt_fraction)
+
+
+def _participation(config: RunConfig) -> Participation:
+    if config.participation == "fixed":
+        return FixedParticipation(config.clients_per_round)
+    if config.participation == "poisson":
+        return PoissonParticipation(config.sample_rate)
+    return FullParticipation()
+
+
+def _frame(config: RunConfig, observers: Sequence[Observer]) -> FrameOptions:
+    return {
+        "participation": _participation(config),
+        "local_rate": LocalRate(
+            config.local_lr,
+            config.local_lr_decay,
+            config.local_lr_decay_when,
+            config.local_lr_plateau,
+        ),
+        "server_step": ServerStep(
+            config.server_lr, config.server_momentum, config.projection_radius or None
+        ),
+        "weighting": config.weighting,
+        "identity": "query",
+        "num_clients": config.num_clients,
+        "start_timeout": config.start_timeout,
+        "min_replies": config.min_replies,
+        "evaluate_every": config.evaluate_every,
+        "seed": config.seed,
+        "observers": observers,
+    }

@@ -1,0 +1,279 @@
+"""Run configuration: every key declared once, with its type, default, range and one line of help.
+
+The Flower defaults in pyproject.toml, the table in the docs and the error messages all come from
+this file (tests compare them).
+"""
+
+import difflib
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+Scalar = bool | int | float | str
+
+
+class ConfigError(ValueError):
+    """A wrong key or value in a run configuration; the message is one line for the user."""
+
+
+def _kebab(name: str) -> str:
+    return name.replace("_", "-")
+
+
+class RunConfig(BaseModel):
+    """Everything that decides what a run computes. Keys are written in kebab-case."""
+
+    model_config = ConfigDict(
+        alias_generator=_kebab,
+        populate_by_name=True,
+        extra="forbid",
+        strict=True,
+        frozen=True,
+        allow_inf_nan=False,
+    )
+
+    # What is learned.
+    algorithm: Literal["gfedavg", "rage"] = Field(
+        "gfedavg", description="Published system that runs on the server."
+    )
+    task: Literal["digits", "mnist", "fashion-mnist", "cifar10", "own-data"] = Field(
+        "digits", description="Data set and loss; own-data: every node brings its own examples."
+    )
+    model: str = Field(
+        "auto",
+        description="auto (the task's usual model), logistic, mlp-H[-H...] (hidden sizes) or cnn.",
+    )
+    input_shape: str = Field(
+        "", description="own-data only: shape of one example, such as 1,28,28 or 64."
+    )
+    num_classes: int = Field(0, ge=0, description="own-data only: number of classes.")
+    data_dir: str = Field(
+        "", description="Folder of the data sets; empty: environment variable BLACKTHORN_DATA_DIR."
+    )
+
+    # Who holds which examples.
+    partition: Literal[
+        "iid",
+        "label-shards",
+        "classes-per-client",
+        "dominant-label",
+        "dirichlet",
+        "two-majority",
+        "full",
+    ] = Field("iid", description="How the training examples are dealt to the clients.")
+    shards_per_client: int = Field(5, ge=1, description="label-shards: shards a client gets.")
+    classes_per_client: int = Field(2, ge=1, description="classes-per-client: classes a client.")
+    dirichlet_alpha: float = Field(0.5, gt=0, description="dirichlet: concentration.")
+    examples_per_client: int = Field(
+        0, ge=0, description="dominant-label, two-majority: examples a client; 0: the scheme's own."
+    )
+    num_clients: int = Field(10, ge=1, description="Clients in the population.")
+
+    # Who takes part in a round.
+    participation: Literal["full", "fixed", "poisson"] = Field(
+        "full",
+        description="full: everybody; fixed: clients-per-round without replacement; "
+        "poisson: each with probability sample-rate.",
+    )
+    clients_per_round: int = Field(0, ge=0, description="fixed: size of the cohort.")
+    sample_rate: float = Field(1.0, gt=0, le=1, description="poisson: probability of joining.")
+
+    # Local training.
+    num_server_rounds: int = Field(10, ge=1, description="Communication rounds T.")
+    local_steps: int = Field(5, ge=1, description="Local steps K in a round.")
+    batch_size: int = Field(32, ge=0, description="Examples a local step; 0: the full shard.")
+    local_lr: float = Field(0.1, gt=0, description="Local learning rate.")
+    local_lr_decay: float = Field(1.0, gt=0, le=1, description="Factor on the local rate.")
+    local_lr_decay_when: Literal["every-round", "plateau"] = Field(
+        "every-round",
+        description="When the decay applies: after every round, or after a round whose gain in "
+        "test accuracy is below local-lr-plateau.",
+    )
+    local_lr_plateau: float = Field(0.001, ge=0, description="Gain that counts as a plateau.")
+    weight_decay: float = Field(0.0, ge=0, description="L2 coefficient in the local gradient.")
+
+    # The server.
+    server_lr: float = Field(1.0, gt=0, description="Server learning rate.")
+    server_momentum: float = Field(0.0, ge=0, lt=1, description="Server momentum.")
+    projection_radius: float = Field(
+        0.0, ge=0, description="Radius of the L2 ball around the initial model; 0: no projection."
+    )
+    weighting: Literal["uniform", "num-examples"] = Field(
+        "uniform",
+        description="Weights of the mean; num-examples are capped by what a client enrolled with.",
+    )
+    aggregator: Literal["auto", "mean", "rage"] = Field(
+        "auto", description="Aggregation rule; auto: the algorithm's own."
+    )
+    corrupt_fraction: float = Field(
+        0.0,
+        ge=0,
+        description="The rule assumes floor(fraction x replies) corrupt clients; below 1/3.",
+    )
+    num_corrupt: int = Field(
+        -1, ge=-1, description="Assumed corrupt clients in a round; -1: by corrupt-fraction."
+    )
+    rage_stop: Literal["count", "appendix-f"] = Field(
+        "count", description="When the RAGE filter stops."
+    )
+    rage_coordinates: int = Field(
+        0, ge=0, description="Random coordinates the RAGE filter looks at; 0: all (exact)."
+    )
+    rage_average: Literal["uniform", "weighted"] = Field(
+        "uniform", description="Mean over RAGE's survivors."
+    )
+
+    # The adversary (simulated, or run by the Byzantine nodes of a cluster).
+    attack: str = Field("none", description="What the Byzantine clients do (see docs/attacks.md).")
+    num_byzantine: int = Field(0, ge=0, description="Byzantine clients in the population.")
+    byzantine_set: Literal["fixed", "redrawn"] = Field(
+        "fixed", description="fixed: the last ids; redrawn: a fresh set every round (simulation)."
+    )
+    collusion: bool = Field(True, description="Corrupt clients of a round share their updates.")
+    omniscient: bool = Field(
+        False, description="Simulation: the attacker also sees the honest updates."
+    )
+
+    # Running.
+    seed: int = Field(0, ge=0, le=2**32 - 1, description="Seed of data split, model and sampling.")
+    evaluate_every: int = Field(1, ge=1, description="Rounds between evaluations.")
+    checkpoint_every: int = Field(
+        0, ge=0, description="Rounds between checkpoints; 0: only the final model."
+    )
+    output_dir: str = Field(
+        "", description="Run folder; empty: a new folder under runs/ where the server runs."
+    )
+    round_timeout: float = Field(
+        120.0, gt=0, description="Seconds until a round's replies are due."
+    )
+    start_timeout: float = Field(
+        120.0, gt=0, description="Seconds to wait for num-clients clients before the first round."
+    )
+    min_replies: int = Field(
+        1, ge=0, description="Accepted replies below which a round leaves the model as it was."
+    )
+
+    @model_validator(mode="after")
+    def _check_combinations(self) -> Self:
+        _check_adversary(self)
+        _check_participation(self)
+        if self.task == "own-data" and (not self.input_shape or self.num_classes < 2):
+            raise ValueError(
+                f'input-shape = "{self.input_shape}" with num-classes = {self.num_classes} is not '
+                "allowed: task own-data needs a shape such as 1,28,28 and at least 2 classes"
+            )
+        return self
+
+
+def _check_adversary(config: RunConfig) -> None:
+    if config.corrupt_fraction >= 1 / 3:
+        raise ValueError(
+            f"corrupt-fraction = {config.corrupt_fraction} is not allowed: the guarantee needs "
+            "fewer than a third of the clients corrupt (below 0.333)"
+        )
+    cohort = expected_cohort(config)
+    if config.num_corrupt > 0 and 3 * config.num_corrupt >= cohort:
+        raise ValueError(
+            f"num-corrupt = {config.num_corrupt} is not allowed: the guarantee needs fewer than a "
+            f"third of the {cohort} clients in a round corrupt (at most {(cohort - 1) // 3})"
+        )
+    if config.num_byzantine > config.num_clients:
+        raise ValueError(
+            f"num-byzantine = {config.num_byzantine} is not allowed: at most num-clients "
+            f"= {config.num_clients}"
+        )
+    if config.num_byzantine and config.attack == "none":
+        raise ValueError(
+            f"num-byzantine = {config.num_byzantine} with attack = none is not allowed: "
+            "say what they do (attack), or set num-byzantine = 0"
+        )
+
+
+def _check_participation(config: RunConfig) -> None:
+    size = config.clients_per_round
+    if config.participation == "fixed" and not 1 <= size <= config.num_clients:
+        raise ValueError(
+            f"clients-per-round = {size} is not allowed: participation fixed needs 1 to "
+            f"num-clients = {config.num_clients}"
+        )
+    if config.participation == "full" and size not in (0, config.num_clients):
+        raise ValueError(
+            f"clients-per-round = {size} is not allowed with participation full: "
+            "set participation = fixed"
+        )
+    if config.participation != "poisson" and config.sample_rate != 1.0:
+        raise ValueError(
+            f"sample-rate = {config.sample_rate} is not allowed with participation "
+            f"{config.participation}: set participation = poisson"
+        )
+
+
+def expected_cohort(config: RunConfig) -> int:
+    """Clients in a round: exact for full and fixed participation, the mean for Poisson."""
+    if config.participation == "fixed":
+        return config.clients_per_round
+    if config.participation == "poisson":
+        return round(config.sample_rate * config.num_clients)
+    return config.num_clients
+
+
+def config_keys() -> list[str]:
+    """All keys, in kebab-case, in the order of declaration."""
+    return [_kebab(name) for name in RunConfig.model_fields]
+
+
+def make_config(values: Mapping[str, Any]) -> RunConfig:
+    """Check kebab-case `values` and fill in the defaults.
+
+    Raises ConfigError with one line that names the key, the value and what is allowed.
+    """
+    keys = config_keys()
+    for key in values:
+        if key not in keys:
+            near = difflib.get_close_matches(key, keys, n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise ConfigError(f"unknown key {key}{hint} (see blackthorn keys)")
+    try:
+        return RunConfig.model_validate(dict(values))
+    except ValidationError as error:
+        raise ConfigError(_one_line(error)) from None
+
+
+def _one_line(error: ValidationError) -> str:
+    first = error.errors()[0]
+    if not first["loc"]:
+        return str(first["msg"]).removeprefix("Value error, ")
+    message = first["msg"].removeprefix("Input ")
+    return f"{first['loc'][0]} = {first['input']!r} is not allowed: {message}"
+
+
+def to_mapping(config: RunConfig) -> dict[str, Scalar]:
+    """The configuration as kebab-case keys and plain scalars (what Flower's run config holds)."""
+    return config.model_dump(by_alias=True)
+
+
+def read_recipe(path: Path) -> dict[str, Any]:
+    """Values of a recipe (TOML, flat, kebab-case keys). Raises ConfigError with one line."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"recipe {path} does not exist") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"recipe {path} cannot be read: {error}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"recipe {path} is not valid TOML: {error}") from None
+
+
+def parse_setting(text: str) -> tuple[str, Any]:
+    """Turn `key=value` from the command line into a key and a TOML value (else a string)."""
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise ConfigError(f"--set {text} is not allowed: write --set key=value")
+    try:
+        parsed = tomllib.loads(f"value = {value.strip()}")["value"]
+    except tomllib.TOMLDecodeError:
+        parsed = value.strip()
+    return key.strip(), parsed

@@ -1,0 +1,147 @@
+"""One run, whatever carries the messages: configuration -> strategy -> rounds -> run folder."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
+from flwr.serverapp import Grid
+from flwr.superlink.grid import InMemoryGrid
+
+from attacks import AttackingGrid, fixed_corrupt, redrawn_corrupt
+from server_app.build import build_strategy, check_attack
+from server_app.config import ConfigError, RunConfig
+from server_app.plots import plot_accuracy
+from server_app.run_folder import RunFolder, choose_folder
+from strategies import NotEnoughClients
+from strategies.frame import EvaluateFn, Observer
+from strategies.reports import RoundReport
+from tasks.evaluation import evaluate
+from tasks.problem import Problem, load_problem, partition_shards
+
+logger = logging.getLogger("blackthorn")
+
+
+@dataclass(frozen=True)
+class PreparedRun:
+    """A run in which everything that can be checked beforehand has been."""
+
+    config: RunConfig
+    problem: Problem
+    folder: Path
+
+
+def prepare(config: RunConfig) -> PreparedRun:
+    """Check the whole configuration and load the data; contacts nobody and writes nothing.
+
+    Raises ConfigError with one line.
+    """
+    check_attack(config)
+    folder = choose_folder(config)
+    try:
+        problem = load_problem(config)
+        if problem.task.train is not None:
+            partition_shards(config, problem.task.train)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    return PreparedRun(config, problem, folder)
+
+
+def execute(
+    prepared: PreparedRun, grid: Grid, observers: Sequence[Observer] = ()
+) -> dict[str, Any]:
+    """Run to the end and return summary.json's content; a failure is written there and raised."""
+    config = prepared.config
+    folder = RunFolder(prepared.folder, config)
+    try:
+        _federate(prepared, grid, folder, observers)
+    except BaseException as error:
+        folder.finish("failed", _reason(error))
+        raise
+    summary = folder.finish("completed")
+    plot_accuracy(prepared.folder)
+    return summary
+
+
+def _federate(
+    prepared: PreparedRun, grid: Grid, folder: RunFolder, observers: Sequence[Observer]
+) -> None:
+    config = prepared.config
+    checkpoints = _Checkpoints(prepared, folder)
+    strategy = build_strategy(config, [folder, checkpoints, *observers])
+    strategy.start(
+        with_simulated_attack(config, grid),
+        ArrayRecord(prepared.problem.state()),
+        num_rounds=config.num_server_rounds,
+        timeout=config.round_timeout,
+        train_config=ConfigRecord({"seed": config.seed}),
+        evaluate_fn=server_evaluation(prepared.problem),
+    )
+    checkpoints.save("final")
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted"
+    if isinstance(error, NotEnoughClients | ValueError):
+        return str(error)
+    return f"{type(error).__name__}: {error}"
+
+
+def with_simulated_attack(config: RunConfig, grid: Grid) -> Grid:
+    """In a simulation, the grid whose corrupt clients attack; a real deployment's stays as it is.
+
+    There the Byzantine nodes are programs of their own, and the server knows nothing of them.
+    """
+    simulated = getattr(grid, "synchronous", False) or isinstance(grid, InMemoryGrid)
+    if not simulated or not config.num_byzantine:
+        return grid
+    if config.attack == "label-flip" and isinstance(grid, InMemoryGrid):
+        raise ConfigError(
+            "attack = label-flip is not allowed in Flower's simulation, whose clients cannot be "
+            "told to lie: use blackthorn simulate or blackthorn cluster"
+        )
+    if config.byzantine_set == "fixed":
+        corrupt = fixed_corrupt(config.num_clients, config.num_byzantine)
+    else:
+        corrupt = redrawn_corrupt(config.num_clients, config.num_byzantine, config.seed)
+    return AttackingGrid(
+        grid, config.attack, corrupt, config.seed, config.collusion, config.omniscient
+    )
+
+
+def server_evaluation(problem: Problem) -> EvaluateFn | None:
+    """Evaluation on the task's test set; None where the server has none."""
+    test = problem.task.test
+    if test is None:
+        return None
+
+    def evaluate_on_test_set(server_round: int, arrays: ArrayRecord) -> MetricRecord:
+        del server_round
+        state = {name: torch.from_numpy(arrays[name].numpy()) for name in arrays}
+        metrics = evaluate(problem.model, problem.model.flatten(state), test)
+        return MetricRecord(dict(metrics))
+
+    return evaluate_on_test_set
+
+
+class _Checkpoints:
+    """Observer that keeps the model, and writes it every so many rounds."""
+
+    def __init__(self, prepared: PreparedRun, folder: RunFolder) -> None:
+        self._every = prepared.config.checkpoint_every
+        self._model = prepared.problem.model
+        self._state = {k: v.numpy() for k, v in prepared.problem.state().items()}
+        self._folder = folder
+
+    def __call__(self, report: RoundReport) -> None:
+        views = self._model.unflatten(report.model)
+        self._state.update({name: view.numpy() for name, view in views.items()})
+        if self._every and report.server_round and report.server_round % self._every == 0:
+            self.save(f"round-{report.server_round:05d}")
+
+    def save(self, name: str) -> None:
+        self._folder.save_model(self._state, name)

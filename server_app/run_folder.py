@@ -1,0 +1,142 @@
+"""The run folder: config.toml, metrics.jsonl, checkpoints, plots and summary.json of one run."""
+
+import json
+import math
+import os
+import time
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tomli_w
+from safetensors.numpy import save
+
+from server_app.config import ConfigError, RunConfig, to_mapping
+from strategies import RoundReport
+
+METRICS = "metrics.jsonl"
+SUMMARY = "summary.json"
+
+
+def choose_folder(config: RunConfig) -> Path:
+    """Where a run goes: output-dir, or a new folder under runs/. Creates nothing.
+
+    Raises ConfigError if output-dir already holds a run or cannot be written.
+    """
+    if not config.output_dir:
+        stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S-%f")[:-3]
+        return Path("runs") / f"{stamp}-{config.algorithm}-{config.task}"
+    folder = Path(config.output_dir).expanduser()
+    if (folder / METRICS).exists() or (folder / SUMMARY).exists():
+        raise ConfigError(
+            f"output-dir = {config.output_dir} already holds a run: choose another folder"
+        )
+    parent = next(p for p in (folder, *folder.absolute().parents) if p.exists())
+    if not parent.is_dir() or not os.access(parent, os.W_OK):
+        raise ConfigError(f"output-dir = {config.output_dir} cannot be written")
+    return folder
+
+
+class RunFolder:
+    """Writes what a run leaves behind. It is an observer: call it with each RoundReport."""
+
+    def __init__(self, path: Path, config: RunConfig) -> None:
+        self.path = path
+        self._config = config
+        self._began = time.monotonic()
+        self._rounds = 0
+        self._final: dict[str, float] = {}
+        self._clients = {"invited": 0, "replied": 0, "rejected": 0}
+        path.mkdir(parents=True, exist_ok=True)
+        (path / "config.toml").write_text(tomli_w.dumps(to_mapping(config)), encoding="utf-8")
+        self._metrics = (path / METRICS).open("a", encoding="utf-8")
+
+    def __call__(self, report: RoundReport) -> None:
+        """Append the round to metrics.jsonl, at once on disk."""
+        self._rounds = report.server_round
+        self._clients["invited"] += len(report.invited)
+        self._clients["replied"] += len(report.accepted)
+        self._clients["rejected"] += len(report.rejected)
+        self._final.update(report.metrics)
+        self._metrics.write(json.dumps(_finite(round_entry(report))) + "\n")
+        self._metrics.flush()
+
+    def save_model(self, state: Mapping[str, np.ndarray], name: str) -> None:
+        """Write checkpoints/NAME.safetensors as a whole or not at all."""
+        write_atomically(
+            self.path / "checkpoints" / f"{name}.safetensors",
+            save({key: np.ascontiguousarray(value) for key, value in state.items()}),
+        )
+
+    def finish(self, status: str, reason: str = "") -> dict[str, Any]:
+        """Write summary.json and return what it holds; `status` is completed or failed."""
+        summary: dict[str, Any] = {
+            "algorithm": self._config.algorithm,
+            "task": self._config.task,
+            "aggregator": self._config.aggregator,
+            "attack": self._config.attack,
+            "rounds_completed": self._rounds,
+            "final": self._final,
+            "privacy": None,
+            "clients": self._clients,
+            "wall_seconds": round(time.monotonic() - self._began, 3),
+            "status": status,
+        }
+        if reason:
+            summary["reason"] = reason
+        text = json.dumps(_finite(summary), indent=2) + "\n"
+        write_atomically(self.path / SUMMARY, text.encode())
+        self._metrics.close()
+        return summary
+
+
+def round_entry(report: RoundReport) -> dict[str, Any]:
+    """One line of metrics.jsonl."""
+    entry: dict[str, Any] = {
+        "round": report.server_round,
+        **report.metrics,
+        "local_lr": report.local_lr,
+        "invited": len(report.invited),
+        "replied": len(report.accepted),
+        "rejected": [{"client": r.client, "reason": r.reason} for r in report.rejected],
+        "filtered": report.filtered,
+        "seconds": {phase: round(s, 4) for phase, s in report.seconds.items()},
+    }
+    if report.evaluated_by:
+        entry["evaluated_by"] = report.evaluated_by
+    if report.skipped:
+        entry["skipped"] = report.skipped
+    return entry
+
+
+def read_metrics(folder: Path) -> list[dict[str, Any]]:
+    """All complete lines of metrics.jsonl (a line that is still being written is left out)."""
+    path = folder / METRICS
+    if not path.exists():
+        return []
+    complete = path.read_text(encoding="utf-8").rpartition("\n")[0]
+    return [json.loads(line) for line in complete.splitlines() if line]
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write `data` beside `path`, flush it to disk, then rename: never half a file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.part")
+    with temporary.open("wb") as stream:
+        stream.write(data)
+        stream.flush()
+        os.fsync(stream.fileno())
+    temporary.replace(path)
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no NaN: a number that is not finite becomes null."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

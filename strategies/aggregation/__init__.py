@@ -1,0 +1,77 @@
+"""Aggregation rules: pure functions from updates [K, d] to an `Aggregate`, one file a rule."""
+
+from collections.abc import Callable
+from typing import Any
+
+from .aggregate import Aggregate
+from .bulyan import bulyan
+from .centered_clipping import centered_clipping
+from .coordinate_median import coordinate_median
+from .geometric_median import geometric_median
+from .krum import krum, multi_krum
+from .mean import mean
+from .pre_aggregation import (
+    bucket_matrix,
+    bucketing,
+    mix,
+    nearest_neighbour_matrix,
+    nearest_neighbour_mixing,
+    trace_back,
+)
+from .rage import rage
+from .trimmed_mean import trimmed_mean
+
+__all__ = [
+    "RULES",
+    "Aggregate",
+    "Rule",
+    "bucket_matrix",
+    "bucketing",
+    "bulyan",
+    "centered_clipping",
+    "coordinate_median",
+    "geometric_median",
+    "get",
+    "krum",
+    "mean",
+    "mix",
+    "multi_krum",
+    "nearest_neighbour_matrix",
+    "nearest_neighbour_mixing",
+    "rage",
+    "trace_back",
+    "trimmed_mean",
+]
+
+# rule(updates [K, d], num_corrupt, **the rule's own options) -> Aggregate
+Rule = Callable[..., Aggregate]
+
+
+def _mean_rule(updates: Any, num_corrupt: int = 0, *, weights: Any = None) -> Aggregate:
+    """`mean` with the arguments of the other rules: it protects against no b and looks at none."""
+    del num_corrupt
+    return mean(updates, weights)
+
+
+RULES: dict[str, Rule] = {
+    "bulyan": bulyan,
+    "centered-clipping": centered_clipping,
+    "coordinate-median": coordinate_median,
+    "geometric-median": geometric_median,
+    "krum": krum,
+    "mean": _mean_rule,
+    "multi-krum": multi_krum,
+    "rage": rage,
+    "trimmed-mean": trimmed_mean,
+}
+
+
+def get(name: str) -> Rule:
+    """The rule of this name, as a function `rule(updates, num_corrupt, **options)`.
+
+    Raises:
+        ValueError: for another name than those in RULES.
+    """
+    if name not in RULES:
+        raise ValueError(f"aggregator must be one of {', '.join(RULES)}: got {name!r}")
+    return RULES[name]

@@ -1,0 +1,29 @@
+"""The coordinate-wise median (Yin et al., ICML 2018, Definition 1)."""
+
+from typing import Any
+
+import torch
+
+from .aggregate import Aggregate, as_updates, check_minority, uniform_aggregate
+from .blocks import sorted_blocks
+
+
+def coordinate_median(updates: Any, num_corrupt: int = 0) -> Aggregate:
+    """The median of each coordinate; with an even K the mean of the two middle values.
+
+    Args:
+        updates: float [K, d], gradient units.
+        num_corrupt: b, only checked: the median tolerates any minority.
+
+    Raises:
+        ValueError: for K = 0, unusable updates, or 2b >= K.
+    """
+    values = as_updates(updates)
+    num_rows = len(values)
+    check_minority("coordinate-median", num_corrupt, num_rows)
+    vector = torch.empty(values.shape[1], dtype=values.dtype)
+    out = vector.numpy()
+    lower, upper = (num_rows - 1) // 2, num_rows // 2
+    for block, columns in sorted_blocks(values):
+        out[block] = columns[:, [lower, upper]].mean(axis=1, dtype="float64")
+    return uniform_aggregate(vector, num_rows)

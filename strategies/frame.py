@@ -1,0 +1,410 @@
+"""The frame every published system runs on: one Flower Strategy, one flow for every round.
+
+    participation -> broadcast -> local training -> screening -> bounding -> aggregation
+    -> server step -> evaluation -> observers
+
+A system is a subclass that sets the aggregator or overrides `bound`, and nothing of the flow.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypedDict
+
+import numpy as np
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result, Strategy
+
+from .aggregators import Aggregator, weighted_mean
+from .delivery import Delivery, exchange
+from .enrolment import CLIENT_ID, ClientRegistry
+from .federated_evaluation import average_metrics
+from .global_model import GlobalModel
+from .inbox import attribute_replies, screen_inbox
+from .learning_rate import LocalRate
+from .participation import FullParticipation, Participation, participation_generator
+from .reports import RoundReport
+from .screening import Contribution
+from .server_step import ServerStep
+
+logger = logging.getLogger("blackthorn")
+
+Observer = Callable[[RoundReport], None]
+EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
+
+SERVER_ROUND = "server-round"
+LOCAL_LR = "local-lr"
+NUM_INVITED = "num-invited"
+_RULE_STREAM = 0x4C3E
+
+
+class FrameOptions(TypedDict, total=False):
+    """Options that every strategy takes, with their defaults.
+
+    aggregator: the rule (weighted_mean); a robust one such as RageFilter ignores the weights.
+    participation: who joins a round (FullParticipation()).
+    local_rate: η_l, or a LocalRate that changes over rounds (1.0: gradient and parameter units
+        are the same, which is right for any rule without a threshold).
+    server_step: η_g, momentum and projection (ServerStep()).
+    weighting: "uniform", or "num-examples" capped by what a client enrolled with.
+    identity: "node" (any Flower ClientApp) or "query" (stable ids, asked of each node once).
+    num_clients: clients to wait for before the first round (2), at most start_timeout seconds
+        (120); the run goes on with fewer if there are at least min_replies.
+    min_replies: accepted replies below which a round leaves the model as it was (1).
+    evaluate_every: rounds between evaluations (1).
+    seed: of the sampling of cohorts and of whatever the rule draws (0).
+    observers: called with every round's RoundReport; they read and never change the round.
+    """
+
+    aggregator: Aggregator
+    participation: Participation
+    local_rate: float | LocalRate
+    server_step: ServerStep
+    weighting: Literal["uniform", "num-examples"]
+    identity: Literal["query", "node"]
+    num_clients: int
+    start_timeout: float
+    min_replies: int
+    evaluate_every: int
+    seed: int
+    observers: Sequence[Observer]
+
+
+@dataclass(frozen=True)
+class _Broadcast:
+    """The messages of a round and the clients they go to, in the same order."""
+
+    server_round: int
+    clients: list[int]
+    messages: list[Message]
+    began: float
+
+
+class FederatedStrategy(Strategy):
+    """Base of all systems: averages screened updates; no reply can raise out of a round."""
+
+    def __init__(
+        self,
+        *,
+        aggregator: Aggregator = weighted_mean,
+        participation: Participation | None = None,
+        local_rate: float | LocalRate = 1.0,
+        server_step: ServerStep | None = None,
+        weighting: Literal["uniform", "num-examples"] = "uniform",
+        identity: Literal["query", "node"] = "node",
+        num_clients: int = 2,
+        start_timeout: float = 120.0,
+        min_replies: int = 1,
+        evaluate_every: int = 1,
+        seed: int = 0,
+        observers: Sequence[Observer] = (),
+    ) -> None:
+        self._aggregate = aggregator
+        self._participation = participation or FullParticipation()
+        self._rate = local_rate if isinstance(local_rate, LocalRate) else LocalRate(local_rate)
+        self._step = server_step or ServerStep()
+        self._weighting = weighting
+        self._num_clients = num_clients
+        self._start_timeout = start_timeout
+        self._min_replies = min_replies
+        self._evaluate_every = evaluate_every
+        self._seed = seed
+        self._observers = list(observers)
+        self._registry = ClientRegistry(identity)
+        self._local_lr = self._rate.initial
+        self._accuracy: float | None = None
+        self._model: GlobalModel | None = None
+        self._broadcast = _Broadcast(0, [], [], 0.0)
+        self._evaluators: list[int] = []
+
+    def bound(self, updates: torch.Tensor) -> torch.Tensor:
+        """Updates [K, d] in gradient units with every client's influence bounded (new tensor)."""
+        return updates
+
+    # A run.
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: EvaluateFn | None = None,
+    ) -> Result:
+        """Run `num_rounds` rounds; the arguments and the result are those of Flower's strategies.
+
+        `timeout` is the deadline of one round's replies, in seconds. Without `evaluate_fn` the
+        clients evaluate the model on their held-out examples.
+        Raises NotEnoughClients if too few clients connect in time.
+        """
+        self.summary()
+        result = Result()
+        self._model = GlobalModel.of(initial_arrays)
+        self._enrol_all(grid)
+        result.arrays = initial_arrays
+        self._evaluate_initial(result, initial_arrays, evaluate_fn)
+        for server_round in range(1, num_rounds + 1):
+            self._send_round(server_round, train_config, grid, timeout)
+            inbox = exchange(grid, self._broadcast.messages, self._broadcast.clients, timeout)
+            report = self._close_round(inbox)
+            result.arrays = self._model.arrays()
+            result.train_metrics_clientapp[server_round] = report.metric_record()
+            if server_round % self._evaluate_every == 0 or server_round == num_rounds:
+                self._evaluate(report, result, grid, timeout, evaluate_config, evaluate_fn)
+            self._local_lr = self._rate.after_round(
+                self._local_lr, self._note_accuracy(report.metrics)
+            )
+            self._publish(report)
+        return result
+
+    def summary(self) -> None:
+        """Log which strategy runs, and with what."""
+        logger.info(
+            "%s: %s, local rate %g, server rate %g, momentum %g, %s weights",
+            type(self).__name__,
+            self._participation,
+            self._rate.initial,
+            self._step.server_lr,
+            self._step.momentum,
+            self._weighting,
+        )
+
+    # The same flow, step by step, for whoever drives a Flower Strategy in a loop of their own.
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Draw the cohort and write its messages (nothing is sent yet)."""
+        if self._model is None or not self._model.issued(arrays):
+            self._model = GlobalModel.of(arrays)
+        if not self._registry.clients():
+            self._enrol_all(grid)
+        self._send_round(server_round, config, grid, None)
+        return self._broadcast.messages
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Screen, bound, combine, step; the global model stays as it was in a skipped round."""
+        clients = self._broadcast.clients if server_round == self._broadcast.server_round else []
+        report = self._close_round(self._sort_replies(replies, clients))
+        self._local_lr = self._rate.after_round(self._local_lr, None)
+        self._publish(report)
+        return self._require_model().arrays(), report.metric_record()
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Messages that ask every connected client to evaluate the model."""
+        self._registry.refresh(grid, self._start_timeout)
+        self._evaluators = self._registry.online()
+        return [
+            self._message(client, arrays, config, server_round, MessageType.EVALUATE, None)
+            for client in self._evaluators
+        ]
+
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        """Mean of the clients' sane metrics, weighted by their (capped) example counts."""
+        del server_round
+        return self._average(self._sort_replies(replies, self._evaluators))
+
+    # The steps of a round.
+
+    def _enrol_all(self, grid: Grid) -> None:
+        self._registry.wait_for(grid, self._num_clients, self._min_replies, self._start_timeout)
+
+    def _send_round(
+        self, server_round: int, config: ConfigRecord | None, grid: Grid, timeout: float | None
+    ) -> None:
+        """Participation and broadcast: fill `self._broadcast`."""
+        began = time.monotonic()
+        patience = min(self._start_timeout, timeout or self._start_timeout)
+        self._registry.wait_for_any(grid, self._min_replies, patience)
+        generator = participation_generator(self._seed, server_round)
+        cohort = self._participation.sample(self._registry.clients(), generator)
+        full = ConfigRecord(dict(config or {}))
+        full[LOCAL_LR] = self._local_lr
+        full[NUM_INVITED] = len(cohort)
+        arrays = self._require_model().arrays()
+        messages = [
+            self._message(client, arrays, full, server_round, MessageType.TRAIN, timeout)
+            for client in cohort
+        ]
+        self._broadcast = _Broadcast(server_round, cohort, messages, began)
+
+    def _message(
+        self,
+        client: int,
+        arrays: ArrayRecord,
+        config: ConfigRecord,
+        server_round: int,
+        kind: str,
+        ttl: float | None,
+    ) -> Message:
+        own = ConfigRecord(dict(config))
+        own[SERVER_ROUND] = server_round
+        own[CLIENT_ID] = client
+        content = RecordDict({"arrays": arrays, "config": own})
+        node = self._registry[client].node_id
+        # A straggler must not spend its time on a round that is over: hence the time to live.
+        return Message(content, node, kind, ttl=ttl, group_id=str(server_round))
+
+    def _close_round(self, inbox: list[Delivery]) -> RoundReport:
+        """Screening, bounding, aggregation and server step of the round that was broadcast."""
+        model = self._require_model()
+        replied = time.monotonic()
+        contributions, rejected = screen_inbox(inbox, model.layout)
+        report = RoundReport(
+            server_round=self._broadcast.server_round,
+            invited=self._broadcast.clients,
+            accepted=list(contributions),
+            rejected=rejected,
+            local_lr=self._local_lr,
+            model=model.current,
+            seconds={"training": replied - self._broadcast.began},
+        )
+        for rejection in rejected:
+            logger.warning(
+                "round %d: client %d rejected: %s",
+                report.server_round,
+                rejection.client,
+                rejection.reason,
+            )
+        if len(contributions) < max(1, self._min_replies):
+            report.skipped = f"{len(contributions)} replies, fewer than {max(1, self._min_replies)}"
+        else:
+            self._update_model(model, contributions, report)
+        if report.skipped:
+            logger.warning(
+                "round %d left the model as it was: %s", report.server_round, report.skipped
+            )
+        report.seconds["aggregation"] = time.monotonic() - replied
+        return report
+
+    def _update_model(
+        self, model: GlobalModel, contributions: dict[int, Contribution], report: RoundReport
+    ) -> None:
+        updates = model.updates([c.parameters for c in contributions.values()], self._local_lr)
+        report.updates = updates
+        generator = _rule_generator(self._seed, report.server_round)
+        try:
+            aggregate = self._aggregate(
+                self.bound(updates), self._weights(contributions), generator
+            )
+        except ValueError as error:
+            report.skipped = f"the rule cannot aggregate: {error}"
+            return
+        if not bool(torch.isfinite(aggregate.vector).all()):
+            report.skipped = "the aggregate is not finite"
+            return
+        model.step(self._step, aggregate.vector, self._local_lr)
+        report.model = model.current
+        report.weights = aggregate.weights
+        report.iterations = aggregate.iterations
+        kept = aggregate.survivors.tolist()
+        report.filtered = [c for c, keep in zip(report.accepted, kept, strict=True) if not keep]
+
+    def _weights(self, contributions: dict[int, Contribution]) -> torch.Tensor:
+        """Weights [K], float64, sum 1. Declared counts cap what a client claims afterwards."""
+        if self._weighting == "uniform":
+            return torch.full((len(contributions),), 1 / len(contributions), dtype=torch.float64)
+        counts = [
+            self._capped(client, contribution.num_examples)
+            for client, contribution in contributions.items()
+        ]
+        return torch.tensor(counts, dtype=torch.float64) / sum(counts)
+
+    def _capped(self, client: int, claimed: int | None) -> int:
+        declared = self._registry[client].num_examples
+        if claimed is None:
+            return declared or 1
+        return claimed if declared is None else min(claimed, declared)
+
+    # Evaluation and observers.
+
+    def _evaluate_initial(
+        self, result: Result, arrays: ArrayRecord, evaluate_fn: EvaluateFn | None
+    ) -> None:
+        """Round 0: the initial model, where the server can evaluate it."""
+        if evaluate_fn is None:
+            return
+        report = RoundReport(0, [], [], [], self._local_lr, self._require_model().current)
+        report.metrics = _record(result, 0, evaluate_fn(0, arrays))
+        report.evaluated_by = "server"
+        self._note_accuracy(report.metrics)
+        self._publish(report)
+
+    def _evaluate(
+        self,
+        report: RoundReport,
+        result: Result,
+        grid: Grid,
+        timeout: float,
+        config: ConfigRecord | None,
+        evaluate_fn: EvaluateFn | None,
+    ) -> None:
+        began = time.monotonic()
+        server_round = report.server_round
+        arrays = self._require_model().arrays()
+        if evaluate_fn is not None:
+            report.metrics = _record(result, server_round, evaluate_fn(server_round, arrays))
+            report.evaluated_by = "server"
+        else:
+            full = ConfigRecord(dict(config or {}))
+            messages = list(self.configure_evaluate(server_round, arrays, full, grid))
+            metrics = self._average(exchange(grid, messages, self._evaluators, timeout))
+            if metrics is not None:
+                result.evaluate_metrics_clientapp[server_round] = metrics
+                report.metrics = _scalars(metrics)
+                report.evaluated_by = "clients"
+        report.seconds["evaluation"] = time.monotonic() - began
+
+    def _average(self, inbox: list[Delivery]) -> MetricRecord | None:
+        return average_metrics(inbox, self._capped)
+
+    def _note_accuracy(self, metrics: dict[str, float]) -> float | None:
+        """Remember this evaluation's accuracy; returns what was gained since the last one."""
+        accuracy = metrics.get("accuracy")
+        before, self._accuracy = self._accuracy, self._accuracy if accuracy is None else accuracy
+        return None if accuracy is None or before is None else accuracy - before
+
+    def _publish(self, report: RoundReport) -> None:
+        for observer in self._observers:
+            observer(report)
+
+    def _sort_replies(self, replies: Iterable[Message], clients: Sequence[int]) -> list[Delivery]:
+        nodes = {self._registry[client].node_id: client for client in clients}
+        return attribute_replies(replies, clients, nodes, self._sent_ids())
+
+    def _sent_ids(self) -> dict[str, int]:
+        sent = zip(self._broadcast.messages, self._broadcast.clients, strict=True)
+        return {message.metadata.message_id: client for message, client in sent}
+
+    def _require_model(self) -> GlobalModel:
+        if self._model is None:
+            raise RuntimeError("the strategy has no model yet: call start or configure_train")
+        return self._model
+
+
+def _rule_generator(seed: int, server_round: int) -> np.random.Generator:
+    """For rules that draw: fresh in every round, and the same again for the same seed."""
+    sequence = np.random.SeedSequence([seed, server_round, _RULE_STREAM])
+    return np.random.Generator(np.random.Philox(sequence))
+
+
+def _record(result: Result, server_round: int, metrics: MetricRecord | None) -> dict[str, float]:
+    if metrics is None:
+        return {}
+    result.evaluate_metrics_serverapp[server_round] = metrics
+    return _scalars(metrics)
+
+
+def _scalars(metrics: MetricRecord) -> dict[str, float]:
+    return {k: float(v) for k, v in metrics.items() if isinstance(v, int | float)}

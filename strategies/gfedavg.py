@@ -1,0 +1,10 @@
+"""Generalised FedAvg (Yang et al., FAT-Clipping, Algorithm 1): two-sided learning rates, uniform weights."""
+
+from .frame import FederatedStrategy
+
+
+class GFedAvg(FederatedStrategy):
+    """w ← w − η_g η_l (1/|S_t|) Σ u_i. With η_g = 1 this is FedAvg with uniform weights.
+
+    Takes the options of FrameOptions.
+    """

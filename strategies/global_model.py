@@ -1,0 +1,56 @@
+"""The global model between rounds: its vector w, the server's buffers and the momentum."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord
+
+from .layout import ModelLayout
+from .server_step import ServerStep
+
+
+@dataclass
+class GlobalModel:
+    """w_t [d] (`current`), w_1 (`initial`), v_t (`velocity`); buffers keep the server's value."""
+
+    layout: ModelLayout
+    buffers: dict[str, np.ndarray]
+    initial: torch.Tensor
+    current: torch.Tensor
+    velocity: torch.Tensor | None = None
+    _arrays: ArrayRecord | None = None
+
+    @classmethod
+    def of(cls, arrays: ArrayRecord) -> "GlobalModel":
+        """Model of a state_dict in Flower's form. Raises ValueError if nothing is trainable."""
+        state = {name: array.numpy() for name, array in arrays.items()}
+        layout = ModelLayout.of(state)
+        vector = layout.flatten(state)
+        buffers = {name: value for name, value in state.items() if name not in layout.trainable}
+        return cls(layout, buffers, vector, vector)
+
+    def arrays(self) -> ArrayRecord:
+        """The model as a state_dict in Flower's form (the same object until the model moves)."""
+        if self._arrays is None:
+            state = self.layout.unflatten(self.current, self.buffers)
+            self._arrays = ArrayRecord({name: Array(value) for name, value in state.items()})
+        return self._arrays
+
+    def issued(self, arrays: ArrayRecord) -> bool:
+        """Whether `arrays` is what `arrays()` handed out."""
+        return arrays is self._arrays
+
+    def updates(self, local_models: Sequence[torch.Tensor], local_lr: float) -> torch.Tensor:
+        """u_i = (w_t − w_i)/η_l as rows [K, d], in gradient units, in the layout's dtype."""
+        rows = torch.empty((len(local_models), self.layout.dimension), dtype=self.current.dtype)
+        for row, local in zip(rows, local_models, strict=True):
+            torch.sub(self.current, local, out=row)
+        return rows.div_(local_lr)
+
+    def step(self, step: ServerStep, aggregate: torch.Tensor, local_lr: float) -> None:
+        """Move w by the server step with the aggregate [d] in gradient units."""
+        self.velocity = step.velocity(self.velocity, aggregate.to(self.current.dtype))
+        self.current = step.apply(self.current, self.velocity, local_lr, self.initial)
+        self._arrays = None

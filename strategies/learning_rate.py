@@ -1,0 +1,24 @@
+"""The local learning rate η_l over the rounds."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class LocalRate:
+    """η_l starts at `initial` and is multiplied by `decay` after a round.
+
+    `when = "every-round"`: after each round. `when = "plateau"`: after a round in which the test
+    accuracy rose by less than `threshold` (Data and Diggavi, section VI: 0.96 and 0.001).
+    """
+
+    initial: float = 1.0
+    decay: float = 1.0
+    when: Literal["every-round", "plateau"] = "every-round"
+    threshold: float = 0.001
+
+    def after_round(self, rate: float, gained: float | None) -> float:
+        """Rate of the next round; `gained` is the accuracy gained, None where it is not known."""
+        if self.when == "every-round":
+            return rate * self.decay
+        return rate * self.decay if gained is not None and gained < self.threshold else rate

@@ -1,0 +1,56 @@
+"""Who takes part in a round. Samplers draw from their own generator, never from the global one."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+_PARTICIPATION_STREAM = 0x9A27
+
+
+def participation_generator(seed: int, server_round: int) -> np.random.Generator:
+    """Generator of round `server_round`: a pure function of its arguments."""
+    sequence = np.random.SeedSequence([seed, server_round, _PARTICIPATION_STREAM])
+    return np.random.Generator(np.random.Philox(sequence))
+
+
+class Participation(Protocol):
+    """Draws the cohort S_t from the clients' stable ids."""
+
+    def sample(self, clients: Sequence[int], generator: np.random.Generator) -> list[int]:
+        """Ids of the cohort, ascending."""
+
+
+@dataclass(frozen=True)
+class FullParticipation:
+    """Every client, every round."""
+
+    def sample(
+        self,
+        clients: Sequence[int],
+        generator: np.random.Generator,  # noqa: ARG002 (nothing is drawn)
+    ) -> list[int]:
+        return sorted(clients)
+
+
+@dataclass(frozen=True)
+class FixedParticipation:
+    """`size` clients drawn uniformly without replacement (all of them where fewer are known)."""
+
+    size: int
+
+    def sample(self, clients: Sequence[int], generator: np.random.Generator) -> list[int]:
+        size = min(self.size, len(clients))
+        return sorted(int(c) for c in generator.choice(sorted(clients), size, replace=False))
+
+
+@dataclass(frozen=True)
+class PoissonParticipation:
+    """Every client on its own with probability `sample_rate`: the cohort may be empty."""
+
+    sample_rate: float
+
+    def sample(self, clients: Sequence[int], generator: np.random.Generator) -> list[int]:
+        joins = generator.random(len(clients)) < self.sample_rate
+        return [client for client, joined in zip(sorted(clients), joins, strict=True) if joined]

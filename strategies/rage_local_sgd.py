@@ -1,0 +1,31 @@
+"""Byzantine-resilient local SGD (Data and Diggavi, Algorithms 1 and 2)."""
+
+from typing import Literal, Unpack
+
+from .aggregators import RageFilter
+from .corruption import CorruptionBound
+from .frame import FederatedStrategy, FrameOptions
+
+
+class Rage(FederatedStrategy):
+    """w ← w − η_g η_l RAGE(u_i, i ∈ S_t): the mean of the updates that survive the filter.
+
+    `num_corrupt` is the assumed number of corrupt clients in a round; or `corrupt_fraction`, for
+    ⌊fraction · replies⌋. `stop`, `coordinates` and `average` are those of the function `rage`.
+    The other options are those of FrameOptions.
+    Raises ValueError unless exactly one of the first two is given, below a third.
+    """
+
+    def __init__(
+        self,
+        num_corrupt: int | None = None,
+        *,
+        corrupt_fraction: float | None = None,
+        stop: Literal["count", "appendix-f"] = "count",
+        coordinates: int | None = None,
+        average: Literal["uniform", "weighted"] = "uniform",
+        **frame: Unpack[FrameOptions],
+    ) -> None:
+        corruption = CorruptionBound(num_corrupt, corrupt_fraction)
+        frame["aggregator"] = RageFilter(corruption, stop, coordinates, average)
+        super().__init__(**frame)

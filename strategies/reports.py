@@ -1,0 +1,51 @@
+"""What a round tells its observers."""
+
+from dataclasses import dataclass, field
+
+import torch
+from flwr.app import MetricRecord
+
+
+@dataclass(frozen=True)
+class Rejection:
+    """A client of the cohort whose reply did not count, and why."""
+
+    client: int
+    reason: str
+
+
+@dataclass
+class RoundReport:
+    """Everything observers may read of one round; changing it changes nothing.
+
+    `accepted` lists the clients whose replies passed screening, in the order of the rows of
+    `updates` [K, d] (gradient units, before bounding) and of `weights` [K] (the rule's own).
+    `filtered` are the accepted clients that the rule left out. `skipped` says why the model was
+    left as it was (None: it was updated). `metrics` are the evaluation's, empty in rounds without.
+    """
+
+    server_round: int
+    invited: list[int]
+    accepted: list[int]
+    rejected: list[Rejection]
+    local_lr: float
+    model: torch.Tensor
+    updates: torch.Tensor | None = None
+    weights: torch.Tensor | None = None
+    filtered: list[int] = field(default_factory=list)
+    skipped: str | None = None
+    iterations: int = 0
+    metrics: dict[str, float] = field(default_factory=dict)
+    evaluated_by: str | None = None
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def metric_record(self) -> MetricRecord:
+        """The round's counts in Flower's form."""
+        return MetricRecord(
+            {
+                "invited": len(self.invited),
+                "accepted": len(self.accepted),
+                "rejected": len(self.rejected),
+                "filtered": len(self.filtered),
+            }
+        )

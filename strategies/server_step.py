@@ -1,0 +1,40 @@
+"""The server step w_{t+1} = Proj( w_t − η_g η_l · momentum( agg(u_i) ) ), in gradient units."""
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class ServerStep:
+    """Two-sided learning rate, heavy-ball momentum v ← βv + a, projection onto an L2 ball.
+
+    `projection_radius` is the radius around the initial model; None: no projection.
+    """
+
+    server_lr: float = 1.0
+    momentum: float = 0.0
+    projection_radius: float | None = None
+
+    def velocity(self, previous: torch.Tensor | None, aggregate: torch.Tensor) -> torch.Tensor:
+        """v_t [d] from v_{t−1} (None: zero) and the aggregate a_t [d], in gradient units."""
+        if previous is None or self.momentum == 0.0:
+            return aggregate
+        return self.momentum * previous + aggregate
+
+    def apply(
+        self,
+        model: torch.Tensor,
+        velocity: torch.Tensor,
+        local_lr: float,
+        initial: torch.Tensor,
+    ) -> torch.Tensor:
+        """w_{t+1} [d] from w_t [d]; `initial` is w_1, the centre of the ball."""
+        moved = model - (self.server_lr * local_lr) * velocity
+        if self.projection_radius is None:
+            return moved
+        offset = (moved - initial).double()
+        norm = float(torch.linalg.vector_norm(offset))
+        if norm <= self.projection_radius:
+            return moved
+        return (initial.double() + offset * (self.projection_radius / norm)).to(model.dtype)

@@ -1,0 +1,104 @@
+"""The models that are trained: logistic regression, multi-layer perceptrons, a small CNN."""
+
+import math
+import re
+from collections import OrderedDict
+
+import torch
+from torch import nn
+
+MODEL_NAMES = ("logistic", "mlp-H[-H...]", "cnn")
+_MLP = re.compile(r"mlp(-[1-9][0-9]{0,5})+")
+
+
+class SmallCNN(nn.Sequential):
+    """Two 3x3 convolutions (16 and 32 channels), each with GroupNorm, ReLU and 2x2 max pooling,
+    then a dense layer of 64: outputs [n, num_classes] from images [n, C, H, W], H, W >= 4.
+
+    GroupNorm because BatchNorm's running statistics are no parameters, and differ by client.
+    """
+
+    # Under vmap the convolutions of many clients become one grouped convolution, which is
+    # slower on a CPU than one client after the other.
+    batching = "loop"
+
+    def __init__(self, input_shape: tuple[int, ...], num_classes: int) -> None:
+        channels, height, width = input_shape
+        super().__init__(
+            OrderedDict(
+                conv1=nn.Conv2d(channels, 16, 3, padding=1),
+                norm1=nn.GroupNorm(4, 16),
+                relu1=nn.ReLU(),
+                pool1=nn.MaxPool2d(2),
+                conv2=nn.Conv2d(16, 32, 3, padding=1),
+                norm2=nn.GroupNorm(4, 32),
+                relu2=nn.ReLU(),
+                pool2=nn.MaxPool2d(2),
+                flatten=nn.Flatten(),
+                dense=nn.Linear(32 * (height // 4) * (width // 4), 64),
+                relu3=nn.ReLU(),
+                output=nn.Linear(64, num_classes),
+            )
+        )
+
+
+def build_model(
+    name: str, input_shape: tuple[int, ...], num_classes: int, seed: int
+) -> nn.Module:
+    """A float32 module from inputs [n, *input_shape] to logits [n, num_classes].
+
+    * ``logistic``: linear with bias, all zeros.
+    * ``mlp-25``, ``mlp-200-100``, ...: hidden layers of these widths with ReLU.
+    * ``cnn``: SmallCNN, for inputs [C, H, W].
+
+    Weights and biases of the last two are uniform within ±1/sqrt(fan_in), PyTorch's default,
+    from a generator of their own that is seeded by ``seed``.
+
+    Raises ValueError for another name, or a shape that the model cannot take.
+    """
+    # On the meta device the layers' constructors draw nothing from the global generator.
+    with torch.device("meta"):
+        module = _architecture(name, input_shape, num_classes)
+    module.to_empty(device="cpu")
+    if name == "logistic":
+        for parameter in module.parameters():
+            nn.init.zeros_(parameter)
+    else:
+        _initialise(module, torch.Generator().manual_seed(seed))
+    return module
+
+
+def _architecture(name: str, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    if name == "logistic":
+        return _perceptron(math.prod(input_shape), [], num_classes)
+    if _MLP.fullmatch(name):
+        widths = [int(width) for width in name.split("-")[1:]]
+        return _perceptron(math.prod(input_shape), widths, num_classes)
+    if name == "cnn":
+        if len(input_shape) != 3 or min(input_shape[1:]) < 4:
+            raise ValueError(
+                f"model 'cnn' cannot take inputs of shape {tuple(input_shape)}: allowed are "
+                "(channels, height, width) with height and width of at least 4"
+            )
+        return SmallCNN(input_shape, num_classes)
+    raise ValueError(f"model {name!r} is unknown: allowed are {', '.join(MODEL_NAMES)}")
+
+
+def _perceptron(inputs: int, widths: list[int], outputs: int) -> nn.Module:
+    layers: OrderedDict[str, nn.Module] = OrderedDict(flatten=nn.Flatten())
+    for number, width in enumerate(widths, start=1):
+        layers[f"hidden{number}"] = nn.Linear(inputs, width)
+        layers[f"relu{number}"] = nn.ReLU()
+        inputs = width
+    layers["output"] = nn.Linear(inputs, outputs)
+    return nn.Sequential(layers)
+
+
+def _initialise(module: nn.Module, generator: torch.Generator) -> None:
+    for layer in module.modules():
+        if isinstance(layer, nn.Linear | nn.Conv2d):
+            bound = 1 / math.sqrt(layer.weight[0].numel())
+            for parameter in layer.parameters():
+                nn.init.uniform_(parameter, -bound, bound, generator=generator)
+        elif isinstance(layer, nn.GroupNorm):
+            layer.reset_parameters()

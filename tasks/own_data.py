@@ -1,0 +1,145 @@
+"""A node's own examples, from an .npz file or a folder of images."""
+
+import zipfile
+import zlib
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+
+from tasks.datasets import Examples
+
+IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg")
+_CHANNEL_MODES = {1: "L", 3: "RGB"}
+# Modes of more than 8 bits a channel are left out: Pillow would saturate them without a word.
+_READABLE_MODES = ("1", "L", "LA", "P", "RGB", "RGBA")
+
+
+def load_own_data(path: str, input_shape: tuple[int, ...], num_classes: int) -> Examples:
+    """Read and check the examples at ``path``.
+
+    * an .npz file with x [n, *input_shape], uint8 (scaled from 0..255 to [0, 1]) or floating
+      (taken as it is), and y [n], any integer type, 0 <= y < num_classes. Pickles are refused.
+    * a folder with one sub-folder for each of the num_classes classes (empty where the node has
+      no example of it, so that all nodes number the classes alike: by sorted name), holding PNG
+      or JPEG images of exactly input_shape = (1 or 3, height, width).
+
+    Returns float32 inputs and int64 labels. Raises ValueError, one line that names the path.
+    """
+    location = Path(path).expanduser()
+    if location.is_dir():
+        x, y = _read_image_folder(location, input_shape, num_classes)
+    elif location.is_file():
+        x, y = _read_npz(location)
+    else:
+        raise ValueError(f"data-path {path!r} does not exist: an .npz file or an image folder is")
+    return _checked(location, x, y, input_shape, num_classes)
+
+
+def _read_npz(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            if not isinstance(archive, np.lib.npyio.NpzFile):
+                raise ValueError("a single array")
+            missing = [key for key in ("x", "y") if key not in archive]
+            if missing:
+                raise ValueError(f"it has no array {' and no array '.join(missing)}")
+            return archive["x"], archive["y"]
+    except (
+        OSError,
+        ValueError,
+        EOFError,
+        RuntimeError,
+        zipfile.BadZipFile,
+        zlib.error,
+    ) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ValueError(
+            f"data-path {str(path)!r} is not an .npz file with plain arrays x and y: {reason}"
+        ) from error
+
+
+def _checked(
+    path: Path, x: np.ndarray, y: np.ndarray, input_shape: tuple[int, ...], num_classes: int
+) -> Examples:
+    where = f"data-path {str(path)!r}"
+    if x.ndim == 0 or x.shape[1:] != tuple(input_shape):
+        raise ValueError(f"{where}: x has shape {x.shape}, allowed is (n, {_dims(input_shape)})")
+    if y.shape != x.shape[:1]:
+        raise ValueError(f"{where}: y has shape {y.shape}, allowed is ({len(x)},), as x")
+    if len(x) == 0:
+        raise ValueError(f"{where}: it holds 0 examples, at least 1 is needed")
+    if x.dtype != np.uint8 and x.dtype.kind != "f":
+        raise ValueError(f"{where}: x has dtype {x.dtype}, allowed are uint8 and float")
+    if y.dtype.kind not in "iu":
+        raise ValueError(f"{where}: y has dtype {y.dtype}, allowed are integers")
+    if y.min() < 0 or y.max() >= num_classes:
+        wrong = y.min() if y.min() < 0 else y.max()
+        raise ValueError(f"{where}: y holds {wrong}, allowed are 0 to {num_classes - 1}")
+    # A float64 beyond float32's range becomes inf here and is refused below.
+    with np.errstate(over="ignore"):
+        inputs = x.astype(np.float32)
+    if x.dtype == np.uint8:
+        inputs /= 255
+    if not np.isfinite(inputs).all():
+        count = int((~np.isfinite(inputs)).sum())
+        raise ValueError(f"{where}: x holds {count} values that are not finite in float32")
+    return Examples(torch.from_numpy(inputs), torch.from_numpy(y.astype(np.int64)))
+
+
+def _dims(shape: tuple[int, ...]) -> str:
+    return ", ".join(str(size) for size in shape)
+
+
+def _read_image_folder(
+    path: Path, input_shape: tuple[int, ...], num_classes: int
+) -> tuple[np.ndarray, np.ndarray]:
+    where = f"data-path {str(path)!r}"
+    if len(input_shape) != 3 or input_shape[0] not in _CHANNEL_MODES:
+        raise ValueError(
+            f"{where}: an image folder cannot give inputs of shape ({_dims(input_shape)}), "
+            "allowed are (1, height, width) and (3, height, width)"
+        )
+    folders = sorted(entry for entry in path.iterdir() if entry.is_dir() and _visible(entry))
+    if len(folders) != num_classes:
+        raise ValueError(
+            f"{where}: it has {len(folders)} sub-folders, and there must be one for each of the "
+            f"{num_classes} classes (empty where there is no example)"
+        )
+    files = [
+        (file, label)
+        for label, folder in enumerate(folders)
+        for file in sorted(entry for entry in folder.iterdir() if _visible(entry))
+    ]
+    x = np.empty((len(files), *input_shape), dtype=np.uint8)
+    for row, (file, _) in zip(x, files, strict=True):
+        row[:] = _read_image(file, input_shape)
+    return x, np.array([label for _, label in files], dtype=np.int64)
+
+
+def _visible(entry: Path) -> bool:
+    return not entry.name.startswith(".")
+
+
+def _read_image(path: Path, input_shape: tuple[int, ...]) -> np.ndarray:
+    """One image as uint8 [channels, height, width]; grey or RGB by the number of channels."""
+    if path.suffix.lower() not in IMAGE_SUFFIXES:
+        raise ValueError(f"image {str(path)!r}: allowed are {', '.join(IMAGE_SUFFIXES)} files")
+    channels, height, width = input_shape
+    try:
+        with Image.open(path, formats=("PNG", "JPEG")) as image:
+            # Known from the header: an image of the wrong size is never decoded.
+            if image.size != (width, height):
+                raise ValueError(
+                    f"it is {image.width} wide and {image.height} high, "
+                    f"allowed is {width} and {height}"
+                )
+            if image.mode not in _READABLE_MODES:
+                raise ValueError(
+                    f"its mode is {image.mode}, allowed are {', '.join(_READABLE_MODES)}"
+                )
+            pixels = np.asarray(image.convert(_CHANNEL_MODES[channels]))
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise ValueError(f"image {str(path)!r}: {str(error).splitlines()[0]}") from error
+    return pixels.reshape(height, width, channels).transpose(2, 0, 1)

@@ -1,0 +1,77 @@
+"""A client's examples, and how a batch of them is drawn."""
+
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tasks.datasets import Examples
+
+
+class Shard(Protocol):
+    """What local training needs to know of a client's data."""
+
+    @property
+    def num_examples(self) -> int:
+        """How many examples the client has."""
+
+    def batch(self, generator: np.random.Generator, size: int) -> tuple[Tensor, Tensor]:
+        """Inputs [b, ...] and labels [b, ...] of one step.
+
+        ``size`` 0 or >= num_examples means all the examples, in order, without a draw.
+        """
+
+
+class ExampleShard:
+    """The examples of ``examples`` at ``indices`` (by default all): an index, not a copy, so
+    that many clients can share a data set or overlap."""
+
+    def __init__(self, examples: Examples, indices: np.ndarray | None = None) -> None:
+        self._examples = examples
+        self._indices = None if indices is None else np.asarray(indices, dtype=np.int64)
+        self.num_examples = len(examples) if self._indices is None else len(self._indices)
+        if self.num_examples == 0:
+            raise ValueError("a shard has 0 examples: it needs at least 1")
+
+    def batch(self, generator: np.random.Generator, size: int) -> tuple[Tensor, Tensor]:
+        """``size`` distinct examples, drawn uniformly without replacement; see Shard."""
+        if size < 0:
+            raise ValueError(f"a batch has size {size}: it must be 0 (all examples) or more")
+        if size == 0 or size >= self.num_examples:
+            chosen = self.examples
+        else:
+            rows = generator.choice(self.num_examples, size, replace=False)
+            chosen = self._examples.select(
+                rows if self._indices is None else self._indices[rows]
+            )
+        return chosen.x, chosen.y
+
+    @property
+    def examples(self) -> Examples:
+        """All the examples of the shard, in order."""
+        if self._indices is None:
+            return self._examples
+        return self._examples.select(self._indices)
+
+
+def split_held_out(
+    examples: Examples, fraction: float, generator: np.random.Generator
+) -> tuple[Examples, Examples]:
+    """Part a client's examples into (training, held out) at random, order kept within each.
+
+    ``fraction`` in [0, 1) is held out, rounded; where it is above 0, at least one example is, but
+    the last one is always trained on.
+
+    Raises ValueError for another fraction.
+    """
+    if not 0 <= fraction < 1:
+        raise ValueError(f"held-out fraction is {fraction}: it must be at least 0 and below 1")
+    n = len(examples)
+    wanted = max(1, round(fraction * n)) if fraction > 0 else 0
+    held_out = torch.zeros(n, dtype=torch.bool)
+    held_out[torch.from_numpy(generator.permutation(n)[: min(wanted, max(n - 1, 0))])] = True
+    return (
+        Examples(examples.x[~held_out], examples.y[~held_out]),
+        Examples(examples.x[held_out], examples.y[held_out]),
+    )

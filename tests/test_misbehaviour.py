@@ -1,0 +1,146 @@
+"""Lying replies: each lies in the way it says and in no other, and can be sent by Flower."""
+
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, Error, Message, MetricRecord, RecordDict
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
+
+import attacks
+from attacks import misbehaviour
+
+ANSWERING = [name for name in attacks.names("reply") if name not in ("raise", "slow", "exit")]
+
+
+def honest_reply() -> Message:
+    """The answer of a client with a small model and a counter."""
+    order = Message(RecordDict(), dst_node_id=7, message_type="train")
+    arrays = {
+        "weight": Array(np.arange(6, dtype=np.float32).reshape(2, 3)),
+        "bias": Array(np.ones(2, dtype=np.float64)),
+        "steps": Array(np.array(5)),
+    }
+    metrics = MetricRecord({"num-examples": 12, "loss": 0.5})
+    content = RecordDict({"arrays": ArrayRecord(arrays), "metrics": metrics})
+    return Message(content, reply_to=order)
+
+
+def lie(name: str) -> Message:
+    return attacks.get(name)(honest_reply())
+
+
+def arrays_of(reply: Message) -> ArrayRecord:
+    return reply.content.array_records["arrays"]
+
+
+@pytest.mark.parametrize(("name", "value"), [("nan", np.nan), ("infinite", np.inf), ("huge", 1e25)])
+def test_bad_values_in_every_floating_array(name: str, value: float) -> None:
+    arrays = arrays_of(lie(name))
+    for key, shape, dtype in [("weight", (2, 3), "float32"), ("bias", (2,), "float64")]:
+        assert arrays[key].numpy().dtype == dtype
+        np.testing.assert_array_equal(arrays[key].numpy(), np.full(shape, value, dtype=dtype))
+    assert arrays["steps"].numpy() == 5
+
+
+def test_wrong_shape_has_a_true_header() -> None:
+    array = arrays_of(lie("wrong-shape"))["weight"]
+    assert array.numpy().shape == tuple(array.shape) == (7,)
+
+
+def test_wrong_dtype_has_a_true_header() -> None:
+    array = arrays_of(lie("wrong-dtype"))["weight"]
+    assert array.numpy().dtype == np.dtype(array.dtype) == np.complex64
+    assert array.numpy().shape == (2, 3)
+
+
+def test_keys_and_records() -> None:
+    assert list(arrays_of(lie("missing-key"))) == ["weight", "bias"]
+    assert list(arrays_of(lie("extra-key"))) == ["weight", "bias", "steps", "extra"]
+    assert list(arrays_of(lie("empty-arrays"))) == []
+    assert list(lie("empty-record").content) == []
+
+
+def test_lying_header_promises_the_right_shape() -> None:
+    array = arrays_of(lie("lying-header"))["weight"]
+    assert (tuple(array.shape), array.dtype) == ((2, 3), "float32")
+    assert array.numpy().shape == (7,)
+
+
+def test_lying_payload_announces_what_no_machine_holds() -> None:
+    array = arrays_of(lie("lying-payload"))["weight"]
+    assert (tuple(array.shape), array.dtype) == ((2, 3), "float32")
+    assert len(array.data) < 200
+    with pytest.raises((MemoryError, ValueError)):
+        array.numpy()
+
+
+def test_garbage_is_no_array() -> None:
+    for key, array in arrays_of(lie("garbage")).items():
+        assert array.shape == arrays_of(honest_reply())[key].shape
+        with pytest.raises(ValueError, match="pickled"):
+            array.numpy()
+
+
+def test_huge_count_changes_the_count_alone() -> None:
+    reply = lie("huge-count")
+    assert dict(reply.content.metric_records["metrics"]) == {"num-examples": 1e30, "loss": 0.5}
+    assert arrays_of(reply) == arrays_of(honest_reply())
+
+
+def test_a_count_is_claimed_even_where_none_was_reported() -> None:
+    reply = honest_reply()
+    del reply.content["metrics"]
+    claimed = attacks.get("huge-count")(reply).content.metric_records["metrics"]
+    assert claimed["num-examples"] == 1e30
+
+
+@pytest.mark.parametrize("name", ANSWERING)
+def test_the_honest_reply_stays_and_only_the_record_lied_about_changes(name: str) -> None:
+    reply, untouched = honest_reply(), honest_reply()
+    forged = attacks.get(name)(reply)
+    assert reply.content == untouched.content
+    assert forged.content != untouched.content
+    assert forged.metadata == reply.metadata
+    if name not in ("huge-count", "empty-record"):
+        assert forged.content["metrics"] == untouched.content["metrics"]
+
+
+@pytest.mark.parametrize("name", ANSWERING)
+def test_flower_can_send_the_lie(name: str) -> None:
+    assert all(get_all_nested_objects(lie(name)))
+
+
+@pytest.mark.parametrize("name", ANSWERING)
+def test_an_error_is_passed_on(name: str) -> None:
+    order = Message(RecordDict(), dst_node_id=7, message_type="train")
+    reply = Message(Error(2, "no data"), reply_to=order)
+    assert attacks.get(name)(reply).error == Error(2, "no data")
+
+
+def test_raise() -> None:
+    with pytest.raises(RuntimeError, match="refuses to answer"):
+        lie("raise")
+
+
+def test_slow_sleeps_as_long_as_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    reply = honest_reply()
+    began = time.monotonic()
+    assert misbehaviour.slow(reply, seconds=0.1) is reply
+    assert 0.1 <= time.monotonic() - began < 5
+    monkeypatch.setenv("BLACKTHORN_ATTACK_SECONDS", "0.2")
+    began = time.monotonic()
+    assert attacks.get("slow")(reply) is reply
+    assert 0.2 <= time.monotonic() - began < 5
+
+
+def test_exit_ends_the_process_without_a_word() -> None:
+    script = (
+        "import atexit; from attacks.misbehaviour import exit_process; "
+        "atexit.register(print, 'cleaned up'); exit_process(None); print('alive')"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert "Traceback" not in ended.stderr

@@ -1,0 +1,508 @@
+"""RAGE against Algorithm 2 as it stands: the d×d covariance and its eigendecomposition."""
+
+import tracemalloc
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+
+from strategies.aggregation import rage
+from strategies.aggregation.gram import gram_matrix
+
+HUGE = 1e25
+
+
+@dataclass
+class Naive:
+    survivors: np.ndarray
+    weights: np.ndarray
+    result: np.ndarray
+    iterations: int
+    decided: bool  # every decision on the way was far from a tie that rounding could turn
+
+
+def naive_rage(rows, b, *, stop="count", average="uniform", bound=0.0):
+    """Algorithm 2 in d dimensions, float64, with the stop rules of Appendix F.
+
+    Which weight becomes zero is a decision: with λ1 close to λ2 the eigenvector, and with a
+    weight close to the threshold of 1e-6/K the survivor, depends on the last bits in any
+    implementation. Such cases are marked (`decided` false) and not compared.
+    """
+    g = np.asarray(rows, dtype=np.float64)
+    count = len(g)
+    w = np.full(count, 1 / count)
+    iterations, decided = 0, True
+    while True:
+        zeros = np.count_nonzero(w == 0)
+        if (stop == "count" and zeros >= b) or (stop == "appendix-f" and zeros > b):
+            break
+        share = w / w.sum()
+        alive = w > 0
+        # Rows of weight 0 are left out of the sums: 0 · 1e25 is 0 only without rounding.
+        mu = share[alive] @ g[alive]
+        away = g - mu
+        sigma = (away[alive] * share[alive, None]).T @ away[alive]
+        eigenvalues, vectors = np.linalg.eigh(sigma)
+        largest = eigenvalues[-1]
+        scale = (g[alive] ** 2).sum(axis=1).max()
+        if largest <= 1e-20 * scale or (stop == "spectral" and largest <= bound):
+            break
+        if stop == "spectral":
+            decided &= largest > 1.001 * bound
+        if len(eigenvalues) > 1:
+            decided &= eigenvalues[-2] < (1 - 1e-4) * largest
+        tau = (away @ vectors[:, -1]) ** 2
+        new = np.where(alive, (1 - tau / tau[alive].max()) * w, 0.0)
+        decided &= not ((new > 1e-9 / count) & (new < 1e-4 / count)).any()
+        new[new < 1e-6 / count] = 0.0
+        if not new.any():
+            break
+        w = new
+        iterations += 1
+    survivors = w > 0
+    averaging = w if average == "weighted" else survivors.astype(float)
+    result = averaging[survivors] @ g[survivors] / averaging.sum()
+    return Naive(survivors, w, result, iterations, bool(decided))
+
+
+def distance(a, b):
+    scale = max(np.linalg.norm(b), np.finfo(np.float64).tiny)
+    return np.linalg.norm(np.asarray(a, dtype=np.float64) - b) / scale
+
+
+def spread_rows(rng, count, dim):
+    """Honest rows of different lengths in different directions, around a common vector."""
+    return rng.standard_normal((count, dim)) * rng.uniform(0.2, 3, dim) + rng.standard_normal(dim)
+
+
+def shifted(rng, count, dim, b):
+    rows = spread_rows(rng, count, dim)
+    rows[:b] += rng.uniform(0.5, 30) * rng.standard_normal(dim)
+    return rows
+
+
+def honest_only(rng, count, dim, b):  # noqa: ARG001 (all cases have these arguments)
+    return spread_rows(rng, count, dim)
+
+
+def tied_outliers(rng, count, dim, b):
+    rows = spread_rows(rng, count, dim)
+    rows[:b] = 20 * rng.standard_normal(dim)
+    return rows
+
+
+def clusters(rng, count, dim, b):
+    """The rows stand on two points, b (at least one) of them on the second."""
+    rows = np.tile(rng.standard_normal(dim), (count, 1))
+    rows[: max(b, 1)] += rng.standard_normal(dim)
+    return rows
+
+
+def zero_rows(rng, count, dim, b):
+    rows = spread_rows(rng, count, dim)
+    rows[rng.integers(count)] = 0
+    rows[:b] = 0
+    return rows
+
+
+def huge_rows(rng, count, dim, b):
+    rows = spread_rows(rng, count, dim)
+    rows[:b] = HUGE * rng.standard_normal((b, dim))
+    return rows
+
+
+def huge_tied_rows(rng, count, dim, b):
+    rows = spread_rows(rng, count, dim)
+    rows[:b] = HUGE * rng.standard_normal(dim)
+    return rows
+
+
+def huge_and_moderate_rows(rng, count, dim, b):
+    rows = shifted(rng, count, dim, b)
+    rows[: b // 2] = HUGE * rng.standard_normal((b // 2, dim))
+    return rows
+
+
+KINDS = [
+    shifted,
+    honest_only,
+    tied_outliers,
+    clusters,
+    zero_rows,
+    huge_rows,
+    huge_tied_rows,
+    huge_and_moderate_rows,
+]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("stop", ["count", "appendix-f", "spectral"])
+def test_random_cases_agree_with_algorithm_2(kind, stop):
+    """40 cases of each kind and stop rule, 960 in all; few may be too close to call."""
+    rng = np.random.default_rng([KINDS.index(kind), len(stop)])
+    compared = 0
+    for case in range(40):
+        count = int(rng.integers(1, 7)) if case % 4 == 0 else int(rng.integers(4, 25))
+        dim = int(rng.integers(1, 30))
+        b = int(rng.integers(0, (count - 1) // 3 + 1))
+        dtype = np.float32 if case % 2 else np.float64
+        rows = rng.permutation(kind(rng, count, dim, b)).astype(dtype)
+        average = "weighted" if case % 3 == 0 else "uniform"
+        sigma0_squared = 10 ** rng.uniform(-2, 0.5) if stop == "spectral" else None
+        bound = 11 * (sigma0_squared or 0.0)
+        expected = naive_rage(rows, b, stop=stop, average=average, bound=bound)
+        if not expected.decided:
+            continue
+        compared += 1
+        actual = rage(rows, b, stop=stop, average=average, sigma0_squared=sigma0_squared)
+        label = f"case {case}: K = {count}, d = {dim}, b = {b}, {average}"
+        assert actual.survivors.tolist() == expected.survivors.tolist(), label
+        assert actual.iterations == expected.iterations, label
+        np.testing.assert_allclose(
+            actual.weights.numpy(), expected.weights, rtol=1e-6, atol=1e-9 / count, err_msg=label
+        )
+        assert distance(actual.vector, expected.result) < 1e-6, label
+    assert compared >= 35
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_more_coordinates_than_a_block(seed):
+    """The Gram matrix is summed over blocks of columns; the oracle sees only the row space."""
+    rng = np.random.default_rng(seed)
+    rows = rng.standard_normal((12, 40_000)).astype(np.float32)
+    rows[:3] += 0.05 * rng.standard_normal((3, 40_000)).astype(np.float32) + 0.03
+    # An orthonormal basis of the rows keeps their geometry: 12 coordinates instead of 40 000.
+    basis, _ = np.linalg.qr(rows.T.astype(np.float64))
+    expected = naive_rage(rows @ basis, 3)
+    actual = rage(rows, 3)
+    assert expected.decided
+    assert actual.survivors.tolist() == expected.survivors.tolist()
+    np.testing.assert_allclose(actual.weights.numpy(), expected.weights, rtol=1e-6)
+    expected_mean = rows[expected.survivors].astype(np.float64).mean(axis=0)
+    assert distance(actual.vector, expected_mean) < 1e-6
+
+
+def test_it_removes_what_ruins_the_mean():
+    rng = np.random.default_rng(0)
+    honest = rng.standard_normal((15, 200)) + 1
+    attack = np.tile(-50 * honest.mean(axis=0), (5, 1))
+    rows = np.concatenate([attack, honest])
+    result = rage(rows, 5)
+    assert result.survivors.tolist() == [False] * 5 + [True] * 15
+    np.testing.assert_allclose(result.vector.numpy(), honest.mean(axis=0), rtol=1e-12)
+    assert np.linalg.norm(rows.mean(axis=0) - honest.mean(axis=0)) > 100
+
+
+# What must be handled without an exception.
+
+
+@pytest.mark.parametrize("stop", ["count", "appendix-f"])
+@pytest.mark.parametrize("count", [1, 2])
+def test_fewer_than_three_rows_are_averaged(count, stop):
+    rows = np.array([[1.0, 5.0], [3.0, -1.0]])[:count]
+    result = rage(rows, 0, stop=stop)
+    assert result.survivors.all()
+    np.testing.assert_allclose(result.vector.numpy(), rows.mean(axis=0), rtol=1e-15)
+
+
+@pytest.mark.parametrize("stop", ["count", "appendix-f", "spectral"])
+@pytest.mark.parametrize("value", [0.0, 0.1, 1e25])
+def test_equal_rows(stop, value):
+    rows = torch.full((9, 50), value)
+    sigma0_squared = 1.0 if stop == "spectral" else None
+    result = rage(rows, 2, stop=stop, sigma0_squared=sigma0_squared)
+    assert result.survivors.all()
+    assert result.iterations == 0
+    assert torch.equal(result.vector, rows[0])
+
+
+def test_rows_that_are_equal_once_the_outlier_is_gone():
+    rows = torch.full((10, 7), 0.1)
+    rows[4] = 3.0
+    result = rage(rows, 3)
+    assert result.survivors.tolist() == [i != 4 for i in range(10)]
+    assert result.iterations == 1
+    assert torch.equal(result.vector, rows[0])
+
+
+@pytest.mark.parametrize("stop", ["count", "appendix-f"])
+def test_two_equal_clusters_tie_and_all_rows_stay(stop):
+    rows = np.array([[0.1, 0.2]] * 4 + [[1.7, -5.0]] * 4)
+    result = rage(rows, 2, stop=stop)
+    assert result.survivors.all()
+    np.testing.assert_allclose(result.vector.numpy(), [0.9, -2.4], rtol=1e-12)
+
+
+def test_all_rows_tied_for_the_largest_score_go():
+    """Five rows at 0.1, four at 1: the four tie for τ_max and all leave, although b is 2."""
+    rows = np.array([[0.1]] * 5 + [[1.0]] * 4)
+    result = rage(rows, 2)
+    assert result.survivors.tolist() == [True] * 5 + [False] * 4
+    np.testing.assert_allclose(result.vector.numpy(), [0.1], rtol=1e-15)
+    # μ = 0.5, τ = 0.16 and 0.25: the weights left are (1 − 0.64)/9.
+    np.testing.assert_allclose(result.weights.numpy()[:5], 0.36 / 9, rtol=1e-12)
+
+
+@pytest.mark.parametrize(("count", "b"), [(3, 1), (9, 3), (10, 4), (1, 1), (30, 10), (30, 29)])
+def test_a_third_of_the_rows_or_more_is_refused(count, b):
+    with pytest.raises(ValueError, match=f"num_corrupt < K/3.*num_corrupt = {b} with K = {count}"):
+        rage(np.zeros((count, 2)), b)
+
+
+@pytest.mark.parametrize("b", [-1, 1.0, True, None])
+def test_num_corrupt_is_a_count(b):
+    with pytest.raises(ValueError, match="num_corrupt must be an integer"):
+        rage(np.zeros((9, 2)), b)
+
+
+def test_no_updates():
+    with pytest.raises(ValueError, match="K = 0"):
+        rage(np.zeros((0, 4)), 0)
+
+
+@pytest.mark.parametrize("directions", ["same", "different"])
+def test_rows_of_1e25_beside_rows_of_one(directions):
+    """After the huge rows the filter still tells the moderate outlier from the honest rows."""
+    rng = np.random.default_rng(5)
+    rows = rng.standard_normal((16, 300)).astype(np.float32)
+    moderate = rows[3] + 2.0 * np.ones(300, dtype=np.float32)
+    rows[3] = moderate
+    rows[[0, 7]] = HUGE * rng.standard_normal((2, 300))
+    if directions == "same":
+        rows[7] = rows[0]
+    result = rage(rows, 3)
+    assert np.flatnonzero(~result.survivors.numpy()).tolist() == [0, 3, 7]
+    expected = np.delete(rows, [0, 3, 7], axis=0).astype(np.float64).mean(axis=0)
+    assert distance(result.vector, expected) < 1e-6
+
+
+def test_huge_rows_in_the_majority_leave_the_others_exact():
+    """More rows are huge than the median can bear: without a new Gram matrix of the survivors
+    the rows of size 1 would have drowned in the rounding of 1e25."""
+    rng = np.random.default_rng(6)
+    honest = rng.standard_normal((5, 20))
+    huge = HUGE * np.diag(np.arange(1.0, 8.0)) @ np.eye(7, 20)
+    huge[:, 7:] = HUGE / 100
+    rows = np.concatenate([huge, honest])
+    expected = naive_rage(rows, 3, stop="spectral", bound=1100.0)
+    assert expected.decided
+    assert expected.survivors.tolist() == [False] * 7 + [True] * 5
+    result = rage(rows, 3, stop="spectral", sigma0_squared=100.0)
+    assert result.survivors.tolist() == expected.survivors.tolist()
+    np.testing.assert_allclose(result.vector.numpy(), honest.mean(axis=0), rtol=1e-12)
+
+
+def test_entries_at_zero_stay_zero_and_no_longer_set_the_largest_score():
+    """The first row removed keeps by far the largest τ; the next largest must still go."""
+    rows = np.array([[1000.0], [30.0], [0.0], [1.0], [2.0], [3.0], [4.0], [5.0]])
+    result = rage(rows, 2)
+    assert result.survivors.tolist() == [False, False] + [True] * 6
+    assert result.weights[:2].tolist() == [0.0, 0.0]
+    assert result.iterations == 2
+    np.testing.assert_allclose(result.vector.numpy(), [2.5], rtol=1e-15)
+
+
+@pytest.mark.parametrize(("gap", "num_removed"), [(1e-7, 2), (1e-5, 1)])
+def test_a_weight_below_a_millionth_counts_as_zero(gap, num_removed):
+    """Two rows almost tied at 1 beside six at 0: the second keeps 1 − τ/τ_max ≈ 2·gap/(1 − μ)
+    of its weight, 2.7e-7 or 2.7e-5 of 1/K."""
+    rows = np.array([[1.0], [1.0 - gap]] + [[0.0]] * 6)
+    result = rage(rows, 1)
+    assert np.count_nonzero(~result.survivors.numpy()) == num_removed
+    left = 0.0 if num_removed == 2 else 2 * gap / (1 - 0.25) / 8
+    assert float(result.weights[1]) == pytest.approx(left, rel=1e-3)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_row_that_screening_should_have_dropped_is_named(bad):
+    rows = np.zeros((9, 2))
+    rows[4, 1] = bad
+    with pytest.raises(ValueError, match="row 4"):
+        rage(rows, 2)
+
+
+# Stop rules, averages.
+
+
+def line_rows():
+    """Nine rows on a line, with distinct distances from their centre."""
+    return np.array([[0.0], [0.1], [0.25], [0.3], [0.5], [0.62], [7.0], [13.0], [30.0]])
+
+
+@pytest.mark.parametrize("b", [0, 1, 2])
+def test_count_removes_b_and_appendix_f_one_more(b):
+    rows = line_rows()
+    count = rage(rows, b)
+    assert np.flatnonzero(~count.survivors.numpy()).tolist() == list(range(9 - b, 9))
+    assert count.iterations == b
+    more = rage(rows, b, stop="appendix-f")
+    assert np.flatnonzero(~more.survivors.numpy()).tolist() == list(range(8 - b, 9))
+    assert more.iterations == b + 1
+
+
+def test_no_corrupt_rows_is_the_plain_mean():
+    rows = line_rows()
+    result = rage(rows, 0)
+    assert result.iterations == 0
+    np.testing.assert_allclose(result.vector.numpy(), rows.mean(axis=0), rtol=1e-15)
+    np.testing.assert_allclose(result.weights.numpy(), 1 / 9, rtol=1e-15)
+
+
+def test_spectral_stops_at_the_bound():
+    """With w uniform the largest eigenvalue of 1-d rows is their variance."""
+    rows = line_rows()
+    first = rows.var()
+    assert rage(rows, 2, stop="spectral", sigma0_squared=first / 10.99).iterations == 0
+    once = rage(rows, 2, stop="spectral", sigma0_squared=first / 11.01)
+    assert once.iterations == 1
+    assert np.flatnonzero(~once.survivors.numpy()).tolist() == [8]
+    # A larger constant makes the same bound of a smaller σ0².
+    wide = rage(rows, 2, stop="spectral", sigma0_squared=first / 21.98, spectral_constant=22.0)
+    assert wide.iterations == 0
+    # The bound, not b, decides how many go.
+    tight = rage(rows, 0, stop="spectral", sigma0_squared=0.3 / 11)
+    assert np.flatnonzero(~tight.survivors.numpy()).tolist() == [6, 7, 8]
+
+
+def test_spectral_goes_on_until_a_single_point_is_left():
+    """Algorithm 2 with σ0² → 0 ends with equal rows, or with rows that tie."""
+    result = rage(line_rows(), 2, stop="spectral", sigma0_squared=1e-9)
+    kept = line_rows()[result.survivors.numpy()]
+    assert 1 <= len(kept) <= 2
+
+
+def test_both_averages():
+    rows = np.array([[0.0], [1.0], [2.0], [9.0]])
+    # μ = 3, τ = 9, 4, 1, 36: weights (27, 32, 35, 0) / 144.
+    uniform = rage(rows, 1)
+    weighted = rage(rows, 1, average="weighted")
+    np.testing.assert_allclose(uniform.vector.numpy(), [1.0], rtol=1e-14)
+    np.testing.assert_allclose(weighted.vector.numpy(), [(32 + 70) / 94], rtol=1e-14)
+    for result in (uniform, weighted):
+        np.testing.assert_allclose(
+            result.weights.numpy(), np.array([27, 32, 35, 0]) / 144, rtol=1e-13
+        )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"stop": "never"}, "stop must be one of count, appendix-f, spectral: got 'never'"),
+        ({"average": "median"}, "average must be one of uniform, weighted: got 'median'"),
+        ({"stop": "spectral"}, "needs sigma0_squared > 0: got None"),
+        ({"stop": "spectral", "sigma0_squared": 0.0}, "sigma0_squared > 0: got 0.0"),
+        ({"stop": "spectral", "sigma0_squared": float("nan")}, "sigma0_squared > 0: got nan"),
+        ({"sigma0_squared": 1.0}, "only used by stop = 'spectral'"),
+        (
+            {"stop": "spectral", "sigma0_squared": 1.0, "spectral_constant": 10.0},
+            "spectral_constant must be at least 11: got 10.0",
+        ),
+        ({"coordinates": 0}, "coordinates must be at least 1: got 0"),
+        ({"coordinates": 1}, "needs a generator"),
+    ],
+)
+def test_options_out_of_range(options, message):
+    with pytest.raises(ValueError, match=message):
+        rage(np.zeros((9, 2)), 2, **options)
+
+
+# Coordinates.
+
+
+def half_poisoned(rng):
+    """Row 0 differs from the others in the first half of its coordinates only."""
+    rows = 1e-3 * rng.standard_normal((10, 60))
+    rows[0, :30] += 10.0
+    return rows
+
+
+def test_the_filter_sees_only_the_drawn_coordinates():
+    """One coordinate finds row 0 when it is one of the poisoned half: in about half the draws.
+    (Drawn otherwise, it removes row 0 by chance, 1 in 10.) 400 draws: 55 % ± 4 σ = 10 %."""
+    rng = np.random.default_rng(3)
+    rows = half_poisoned(rng)
+    found = 0
+    for _ in range(400):
+        result = rage(rows, 1, coordinates=1, generator=rng)
+        survivors = result.survivors.numpy()
+        assert survivors.sum() == 9
+        np.testing.assert_allclose(
+            result.vector.numpy(), rows[survivors].mean(axis=0), rtol=1e-9, atol=1e-15
+        )
+        found += not survivors[0]
+    assert 0.45 < found / 400 < 0.65
+
+
+def test_coordinates_are_drawn_without_replacement():
+    """Of 60 coordinates 31 always contain a poisoned one."""
+    rng = np.random.default_rng(4)
+    rows = half_poisoned(rng)
+    for _ in range(50):
+        assert not rage(rows, 1, coordinates=31, generator=rng).survivors[0]
+
+
+def test_coordinates_come_from_the_generator_alone():
+    rows = np.random.default_rng(5).standard_normal((20, 500))
+    one = rage(rows, 6, coordinates=16, generator=np.random.default_rng(8))
+    same = rage(rows, 6, coordinates=16, generator=np.random.default_rng(8))
+    assert torch.equal(one.survivors, same.survivors)
+    generator = np.random.default_rng(8)
+    draws = [
+        tuple(rage(rows, 6, coordinates=16, generator=generator).survivors.tolist())
+        for _ in range(6)
+    ]
+    assert len(set(draws)) > 1
+
+
+@pytest.mark.parametrize("coordinates", [60, 1024])
+def test_all_coordinates_are_the_exact_filter_and_draw_nothing(coordinates):
+    rows = half_poisoned(np.random.default_rng(6))
+    generator = np.random.default_rng(9)
+    before = generator.bit_generator.state
+    result = rage(rows, 3, coordinates=coordinates, generator=generator)
+    assert generator.bit_generator.state == before
+    exact = rage(rows, 3)
+    assert torch.equal(result.survivors, exact.survivors)
+    assert torch.equal(result.vector, exact.vector)
+
+
+# The Gram matrix, and what comes back.
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_gram_matrix_of_differences(dtype):
+    """⟨u_i − c, u_j − c⟩ with c in the span: differences of entries are the exact products."""
+    rng = np.random.default_rng(10)
+    rows = (1e-5 * rng.standard_normal((7, 50_000)) + 3.0).astype(dtype)
+    gram = gram_matrix(torch.from_numpy(rows))
+    away = rows.astype(np.float64) - rows[2].astype(np.float64)
+    about_row_2 = gram - gram[2] - gram[2][:, None] + gram[2, 2]
+    scale = (away**2).sum(axis=1).max()
+    np.testing.assert_allclose(about_row_2, away @ away.T, rtol=0, atol=1e-12 * scale)
+    subset = np.array([6, 0, 2])
+    about_zero = gram_matrix(torch.from_numpy(rows), rows=subset, centre=torch.zeros(50_000))
+    wide = rows[subset].astype(np.float64)
+    np.testing.assert_allclose(about_zero, wide @ wide.T, rtol=1e-12)
+
+
+def test_gram_matrix_needs_little_memory():
+    rows = torch.zeros(16, 500_000)
+    tracemalloc.start()
+    gram_matrix(rows)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 8 << 20  # the rows themselves are 32 MB
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_types_and_shapes_of_the_result(dtype):
+    rows = torch.from_numpy(spread_rows(np.random.default_rng(1), 9, 5)).to(dtype)
+    before = rows.clone()
+    result = rage(rows, 2)
+    assert torch.equal(rows, before)
+    assert result.vector.dtype == dtype
+    assert result.vector.shape == (5,)
+    assert result.weights.dtype == torch.float64
+    assert result.survivors.dtype == torch.bool
+    assert result.weights.shape == result.survivors.shape == (9,)
