@@ -70,13 +70,16 @@ def install_runner(folder: Path, attack: str) -> Path:
     return program
 
 
-def main(attack: str) -> None:
-    """Run Flower's `flwr-clientapp` on this process's command line, with a Byzantine app."""
+def main(attack: str = "") -> None:
+    """Run Flower's `flwr-clientapp` on this process's command line, with a Byzantine app.
+
+    The environment's attack comes before `attack`; exits with one line if neither is known.
+    """
     name = os.environ.get(ATTACK_VARIABLE) or attack
     try:
         get(name)
     except ValueError as error:
-        sys.exit(str(error))
+        sys.exit(f"{PROGRAM}: {error}; set {ATTACK_VARIABLE}")
     run_clientapp.get_load_client_app_fn = lying(run_clientapp.get_load_client_app_fn, name)
     flwr_clientapp()
 

@@ -7,6 +7,7 @@ from flwr.clientapp import ClientApp
 from server_app.config import RunConfig, make_config
 from tasks.evaluation import evaluate
 
+from .bounding import bounded_models, step_clip_norm
 from .messages import (
     enrolment_reply,
     evaluate_reply,
@@ -28,6 +29,7 @@ def local_training(config: RunConfig, local_lr: float) -> LocalSGD:
         batch_size=config.batch_size,
         learning_rate=local_lr,
         weight_decay=config.weight_decay,
+        step_clip_norm=step_clip_norm(config, local_lr),
     )
 
 
@@ -51,14 +53,16 @@ def train(message: Message, context: Context) -> Message:
     config, client = _node(context)
     request = read_round(message)
     model = client.problem.model
+    start = start_vector(request.arrays, model)
     params, losses = train_clients(
         model,
-        start_vector(request.arrays, model),
+        start,
         [client.shard],
         local_training(config, request.local_lr),
         [client_generator(config.seed, request.server_round, client.client_id)],
     )
-    arrays = trained_arrays(request.arrays, model, params[0])
+    bounded = bounded_models(config, start, params, request.local_lr)
+    arrays = trained_arrays(request.arrays, model, bounded[0])
     return train_reply(message, arrays, client.shard.num_examples, float(losses[0]))
 
 

@@ -405,7 +405,7 @@ def _died(group: ProcessGroup) -> str:
 def _run_id(output: str, errors: str) -> int:
     """The id in the JSON that `flwr run --format json` prints; DeploymentError without one."""
     try:
-        reply = json.loads(output[output.index("{") :])
+        reply, _ = json.JSONDecoder().raw_decode(output, output.index("{"))
         return int(reply["run-id"])
     except (ValueError, KeyError, TypeError) as error:
         words = " ".join(f"{output} {errors}".split()) or "no output"

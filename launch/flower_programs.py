@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 from types import ModuleType
 
-from .fork_server import load_entry
+from .fork_server import exit_code, load_entry
 
 POLL_VARIABLE = "BLACKTHORN_POLL_SECONDS"
 STANDARD_ENTRIES = {
@@ -66,18 +66,20 @@ def superexec() -> None:
 def run_program() -> None:
     """`MODULE:FUNCTION NAME ARGUMENT ...`: run the function as the program NAME."""
     entry, *sys.argv = sys.argv[1:]
-    sys.exit(load_entry(entry)())
+    sys.exit(exit_code(load_entry(entry)))
 
 
 def python_command(entry: str) -> list[str]:
     """The command line that runs a function of ours in a new Python.
 
-    Our packages come last on the module path: whatever a Flower app brings is found first.
+    Once it is imported, our packages come last on the module path: whatever a Flower app brings
+    is found first.
     """
     module, _, function = entry.partition(":")
+    root = repr(str(_PACKAGE_ROOT))
     code = (
-        f"import sys; sys.path.append({str(_PACKAGE_ROOT)!r}); "
-        f"from {module} import {function}; {function}()"
+        f"import sys; sys.path.insert(0, {root}); from {module} import {function}; "
+        f"del sys.path[0]; sys.path.append({root}); {function}()"
     )
     return [sys.executable, "-P", "-c", code]
 

@@ -256,7 +256,7 @@ def become(request: Request) -> NoReturn:
     ours = __name__.partition(".")[0]
     for name in [name for name in sys.modules if name.partition(".")[0] == ours]:
         del sys.modules[name]
-    _end(_run(load_entry(request.entry)))
+    _end(exit_code(load_entry(request.entry)))
 
 
 def load_entry(entry: str) -> Callable[[], object]:
@@ -273,7 +273,8 @@ def _reseed() -> None:
         numpy.random.seed(int.from_bytes(os.urandom(4), "little"))
 
 
-def _run(function: Callable[[], object]) -> int:
+def exit_code(function: Callable[[], object]) -> int:
+    """Run a program's main function; the exit code that Python would give it."""
     try:
         result = function()
     except SystemExit as leaving:
@@ -290,7 +291,7 @@ def _run(function: Callable[[], object]) -> int:
 def _end(code: int) -> NoReturn:
     """Exit with the interpreter's own steps, save for taking the imported modules apart.
 
-    That would touch, and so copy, every page shared with the server.
+    In a forked process that would touch, and so copy, every page shared with the server.
     """
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
@@ -300,7 +301,7 @@ def _end(code: int) -> NoReturn:
     os._exit(code & 0xFF)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """`SOCKET MODULE ...`: preload the modules and serve on the socket until SIGTERM."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("socket", type=Path)
@@ -310,5 +311,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     server = ForkServer(options.socket)
     preload(options.modules)
     request = server.serve()
-    if request is not None:
-        become(request)
+    if request is None:
+        _end(0)
+    become(request)

@@ -3,14 +3,19 @@
 from collections.abc import Callable, Sequence
 
 import attacks
-from server_app.config import ConfigError, RunConfig
+from server_app.config import ConfigError, RunConfig, clip_units, contraction_of
 from strategies import (
+    CEFedAvg,
+    FatClippingPI,
+    FatClippingPR,
     FederatedStrategy,
     FixedParticipation,
     FrameOptions,
     FullParticipation,
     GFedAvg,
     LocalRate,
+    ModelClipping,
+    OutputIterate,
     PoissonParticipation,
     Rage,
     ServerStep,
@@ -61,8 +66,30 @@ def _rage(config: RunConfig, frame: FrameOptions) -> FederatedStrategy:
     )
 
 
+def _fat_clipping_pr(config: RunConfig, frame: FrameOptions) -> FederatedStrategy:
+    return FatClippingPR(config.clip_norm, clip_units=clip_units(config), **frame)
+
+
+def _fat_clipping_pi(config: RunConfig, frame: FrameOptions) -> FederatedStrategy:
+    return FatClippingPI(
+        config.clip_norm, config.local_steps, clip_units=clip_units(config), **frame
+    )
+
+
+def _ce_fedavg(config: RunConfig, frame: FrameOptions) -> FederatedStrategy:
+    return CEFedAvg(config.clip_norm, clip_units=clip_units(config), **frame)
+
+
+def _model_clipping(config: RunConfig, frame: FrameOptions) -> FederatedStrategy:
+    return ModelClipping(config.clip_norm, **frame)
+
+
 ALGORITHMS: dict[str, Callable[[RunConfig, FrameOptions], FederatedStrategy]] = {
     "gfedavg": _gfedavg,
+    "fat-clipping-pr": _fat_clipping_pr,
+    "fat-clipping-pi": _fat_clipping_pi,
+    "ce-fedavg": _ce_fedavg,
+    "model-clipping": _model_clipping,
     "rage": _rage,
 }
 
@@ -113,6 +140,7 @@ def _frame(config: RunConfig, observers: Sequence[Observer]) -> FrameOptions:
         "start_timeout": config.start_timeout,
         "min_replies": config.min_replies,
         "evaluate_every": config.evaluate_every,
+        "output": OutputIterate(config.output_iterate, contraction_of(config)),
         "seed": config.seed,
         "observers": observers,
     }

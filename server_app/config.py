@@ -15,6 +15,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 Scalar = bool | int | float | str
 
 
+CLIPPING_ALGORITHMS = ("fat-clipping-pr", "fat-clipping-pi", "ce-fedavg", "model-clipping")
+
+
 class ConfigError(ValueError):
     """A wrong key or value in a run configuration; the message is one line for the user."""
 
@@ -36,9 +39,9 @@ class RunConfig(BaseModel):
     )
 
     # What is learned.
-    algorithm: Literal["gfedavg", "rage"] = Field(
-        "gfedavg", description="Published system that runs on the server."
-    )
+    algorithm: Literal[
+        "gfedavg", "fat-clipping-pr", "fat-clipping-pi", "ce-fedavg", "model-clipping", "rage"
+    ] = Field("gfedavg", description="Published system that runs on the server.")
     task: Literal["digits", "mnist", "fashion-mnist", "cifar10", "own-data"] = Field(
         "digits", description="Data set and loss; own-data: every node brings its own examples."
     )
@@ -108,6 +111,20 @@ class RunConfig(BaseModel):
     aggregator: Literal["auto", "mean", "rage"] = Field(
         "auto", description="Aggregation rule; auto: the algorithm's own."
     )
+    clip_norm: float = Field(
+        0.0, ge=0, description="Threshold of the algorithms that clip (lambda, C, c); 0: none."
+    )
+    clip_units: Literal["auto", "gradient", "parameter"] = Field(
+        "auto",
+        description="Unit of clip-norm: of u = (w - w_i)/local-lr, or of w_i - w; auto: the "
+        "algorithm's own (fat-clipping: gradient; ce-fedavg: parameter).",
+    )
+    output_iterate: Literal["last", "random-weighted", "uniform", "best"] = Field(
+        "last", description="Which iterate the run ends with; a random one is drawn beforehand."
+    )
+    strong_convexity: float = Field(
+        0.0, ge=0, description="mu in the weights of output-iterate = random-weighted."
+    )
     corrupt_fraction: float = Field(
         0.0,
         ge=0,
@@ -160,6 +177,7 @@ class RunConfig(BaseModel):
     def _check_combinations(self) -> Self:
         _check_adversary(self)
         _check_participation(self)
+        _check_clipping(self)
         if self.task == "own-data" and (not self.input_shape or self.num_classes < 2):
             raise ValueError(
                 f'input-shape = "{self.input_shape}" with num-classes = {self.num_classes} is not '
@@ -190,6 +208,38 @@ def _check_adversary(config: RunConfig) -> None:
             f"num-byzantine = {config.num_byzantine} with attack = none is not allowed: "
             "say what they do (attack), or set num-byzantine = 0"
         )
+
+
+def _check_clipping(config: RunConfig) -> None:
+    if config.algorithm in CLIPPING_ALGORITHMS and config.clip_norm == 0:
+        raise ValueError(
+            f"clip-norm = 0.0 is not allowed with algorithm {config.algorithm}: greater than 0 "
+            "(blackthorn pilot measures a usual one)"
+        )
+    if config.algorithm not in CLIPPING_ALGORITHMS and config.clip_norm > 0:
+        raise ValueError(
+            f"clip-norm = {config.clip_norm} is not allowed with algorithm {config.algorithm}, "
+            f"which does not clip: {', '.join(CLIPPING_ALGORITHMS)} do"
+        )
+    contraction = contraction_of(config)
+    if config.output_iterate == "random-weighted" and not 0 < contraction < 1:
+        raise ValueError(
+            f"output-iterate = random-weighted is not allowed with strong-convexity x server-lr x "
+            f"local-lr x local-steps / 2 = {contraction:g}: greater than 0 and less than 1"
+        )
+
+
+def clip_units(config: RunConfig) -> Literal["gradient", "parameter"]:
+    """The unit of clip-norm, with `auto` resolved to the algorithm's own."""
+    if config.clip_units != "auto":
+        return config.clip_units
+    return "parameter" if config.algorithm in ("ce-fedavg", "model-clipping") else "gradient"
+
+
+def contraction_of(config: RunConfig) -> float:
+    """mu eta_g eta_l K / 2, which weighs the iterates of output-iterate = random-weighted."""
+    steps = config.server_lr * config.local_lr * config.local_steps
+    return config.strong_convexity * steps / 2
 
 
 def _check_participation(config: RunConfig) -> None:

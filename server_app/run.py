@@ -72,7 +72,7 @@ def _federate(
     config = prepared.config
     checkpoints = _Checkpoints(prepared, folder)
     strategy = build_strategy(config, [folder, checkpoints, *observers])
-    strategy.start(
+    result = strategy.start(
         with_simulated_attack(config, grid),
         ArrayRecord(prepared.problem.state()),
         num_rounds=config.num_server_rounds,
@@ -80,7 +80,15 @@ def _federate(
         train_config=ConfigRecord({"seed": config.seed}),
         evaluate_fn=server_evaluation(prepared.problem),
     )
-    checkpoints.save("final")
+    folder.set_output(strategy.output_round, _final_metrics(prepared, result.arrays))
+    folder.save_model({k: a.numpy() for k, a in result.arrays.items()}, "final")
+
+
+def _final_metrics(prepared: PreparedRun, arrays: ArrayRecord) -> dict[str, float]:
+    """Metrics of the model that the run hands out (empty where the server cannot evaluate)."""
+    evaluation = server_evaluation(prepared.problem)
+    metrics = evaluation(0, arrays) if evaluation is not None else None
+    return {k: float(v) for k, v in (metrics or {}).items() if isinstance(v, int | float)}
 
 
 def _reason(error: BaseException) -> str:

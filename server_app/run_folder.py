@@ -48,6 +48,7 @@ class RunFolder:
         self._began = time.monotonic()
         self._rounds = 0
         self._final: dict[str, float] = {}
+        self._output_round: int | None = None
         self._clients = {"invited": 0, "replied": 0, "rejected": 0}
         path.mkdir(parents=True, exist_ok=True)
         (path / "config.toml").write_text(tomli_w.dumps(to_mapping(config)), encoding="utf-8")
@@ -62,6 +63,11 @@ class RunFolder:
         self._final.update(report.metrics)
         self._metrics.write(json.dumps(_finite(round_entry(report))) + "\n")
         self._metrics.flush()
+
+    def set_output(self, server_round: int, metrics: Mapping[str, float]) -> None:
+        """The iterate that the run hands out: after how many rounds it arose, and its metrics."""
+        self._output_round = server_round
+        self._final.update(metrics)
 
     def save_model(self, state: Mapping[str, np.ndarray], name: str) -> None:
         """Write checkpoints/NAME.safetensors as a whole or not at all."""
@@ -79,6 +85,7 @@ class RunFolder:
             "attack": self._config.attack,
             "rounds_completed": self._rounds,
             "final": self._final,
+            "output_round": self._output_round,
             "privacy": None,
             "clients": self._clients,
             "wall_seconds": round(time.monotonic() - self._began, 3),
@@ -102,6 +109,7 @@ def round_entry(report: RoundReport) -> dict[str, Any]:
         "replied": len(report.accepted),
         "rejected": [{"client": r.client, "reason": r.reason} for r in report.rejected],
         "filtered": report.filtered,
+        "over_bound": report.over_bound,
         "seconds": {phase: round(s, 4) for phase, s in report.seconds.items()},
     }
     if report.evaluated_by:

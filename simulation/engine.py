@@ -12,6 +12,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 
 from client_app.app import local_training
+from client_app.bounding import bounded_models
 from client_app.messages import (
     RoundRequest,
     enrolment_reply,
@@ -120,9 +121,10 @@ class EngineGrid(Grid):
             self._shard(request, message)
             for request, message in zip(requests, messages, strict=True)
         ]
+        start = start_vector(first.arrays, model)
         params, losses = train_clients(
             model,
-            start_vector(first.arrays, model),
+            start,
             shards,
             local_training(self._config, first.local_lr),
             [
@@ -130,6 +132,7 @@ class EngineGrid(Grid):
                 for request in requests
             ],
         )
+        params = bounded_models(self._config, start, params, first.local_lr)
         return [
             train_reply(
                 message,

@@ -14,26 +14,38 @@ from .aggregation import (
 )
 from .aggregators import Aggregator, RageFilter, weighted_mean
 from .bounding import clip, normalize
+from .ce_fedavg import CEFedAvg
 from .enrolment import NotEnoughClients
+from .fat_clipping_pi import FatClippingPI
+from .fat_clipping_pr import FatClippingPR
 from .frame import FederatedStrategy, FrameOptions
 from .gfedavg import GFedAvg
 from .learning_rate import LocalRate
+from .model_clipping import ModelClipping
+from .output_iterate import OutputIterate
 from .participation import FixedParticipation, FullParticipation, PoissonParticipation
 from .rage_local_sgd import Rage
 from .reports import Rejection, RoundReport
+from .schedules import ClippingSchedule, fat_clipping_schedule
 from .server_step import ServerStep
 from .tail_index import tail_index
 
 __all__ = [
     "Aggregate",
     "Aggregator",
+    "CEFedAvg",
+    "ClippingSchedule",
+    "FatClippingPI",
+    "FatClippingPR",
     "FederatedStrategy",
     "FixedParticipation",
     "FrameOptions",
     "FullParticipation",
     "GFedAvg",
     "LocalRate",
+    "ModelClipping",
     "NotEnoughClients",
+    "OutputIterate",
     "PoissonParticipation",
     "Rage",
     "RageFilter",
@@ -44,6 +56,7 @@ __all__ = [
     "centered_clipping",
     "clip",
     "coordinate_median",
+    "fat_clipping_schedule",
     "geometric_median",
     "krum",
     "mean",

@@ -7,6 +7,7 @@ A system is a subclass that sets the aggregator or overrides `bound`, and nothin
 """
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -19,12 +20,14 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from .aggregators import Aggregator, weighted_mean
+from .bounding import row_norms
 from .delivery import Delivery, exchange
 from .enrolment import CLIENT_ID, ClientRegistry
 from .federated_evaluation import average_metrics
 from .global_model import GlobalModel
 from .inbox import attribute_replies, screen_inbox
 from .learning_rate import LocalRate
+from .output_iterate import IterateKeeper, OutputIterate
 from .participation import FullParticipation, Participation, participation_generator
 from .reports import RoundReport
 from .screening import Contribution
@@ -55,6 +58,7 @@ class FrameOptions(TypedDict, total=False):
         (120); the run goes on with fewer if there are at least min_replies.
     min_replies: accepted replies below which a round leaves the model as it was (1).
     evaluate_every: rounds between evaluations (1).
+    output: which iterate `start` hands out (OutputIterate(), the last).
     seed: of the sampling of cohorts and of whatever the rule draws (0).
     observers: called with every round's RoundReport; they read and never change the round.
     """
@@ -69,6 +73,7 @@ class FrameOptions(TypedDict, total=False):
     start_timeout: float
     min_replies: int
     evaluate_every: int
+    output: OutputIterate
     seed: int
     observers: Sequence[Observer]
 
@@ -99,6 +104,7 @@ class FederatedStrategy(Strategy):
         start_timeout: float = 120.0,
         min_replies: int = 1,
         evaluate_every: int = 1,
+        output: OutputIterate | None = None,
         seed: int = 0,
         observers: Sequence[Observer] = (),
     ) -> None:
@@ -111,18 +117,29 @@ class FederatedStrategy(Strategy):
         self._start_timeout = start_timeout
         self._min_replies = min_replies
         self._evaluate_every = evaluate_every
+        self._output = output or OutputIterate()
         self._seed = seed
         self._observers = list(observers)
         self._registry = ClientRegistry(identity)
         self._local_lr = self._rate.initial
         self._accuracy: float | None = None
         self._model: GlobalModel | None = None
+        self.output_round = 0
         self._broadcast = _Broadcast(0, [], [], 0.0)
         self._evaluators: list[int] = []
 
-    def bound(self, updates: torch.Tensor) -> torch.Tensor:
+    def bound(
+        self,
+        updates: torch.Tensor,
+        model: torch.Tensor,  # noqa: ARG002 (w_t [d], for rules that need it)
+        local_lr: float,  # noqa: ARG002 (η_l, for thresholds in parameter units)
+    ) -> torch.Tensor:
         """Updates [K, d] in gradient units with every client's influence bounded (new tensor)."""
         return updates
+
+    def norm_bound(self, local_lr: float) -> float:  # noqa: ARG002 (as in `bound`)
+        """Largest norm, in gradient units, that an honest client's update has."""
+        return math.inf
 
     # A run.
 
@@ -139,27 +156,29 @@ class FederatedStrategy(Strategy):
         """Run `num_rounds` rounds; the arguments and the result are those of Flower's strategies.
 
         `timeout` is the deadline of one round's replies, in seconds. Without `evaluate_fn` the
-        clients evaluate the model on their held-out examples.
+        clients evaluate the model on their held-out examples. The result's arrays are those of
+        the output iterate; `output_round` says after how many rounds it arose.
         Raises NotEnoughClients if too few clients connect in time.
         """
         self.summary()
         result = Result()
         self._model = GlobalModel.of(initial_arrays)
         self._enrol_all(grid)
-        result.arrays = initial_arrays
-        self._evaluate_initial(result, initial_arrays, evaluate_fn)
+        chosen = IterateKeeper(self._output, num_rounds, self._seed)
+        chosen.see(0, initial_arrays, self._evaluate_initial(result, initial_arrays, evaluate_fn))
         for server_round in range(1, num_rounds + 1):
             self._send_round(server_round, train_config, grid, timeout)
             inbox = exchange(grid, self._broadcast.messages, self._broadcast.clients, timeout)
             report = self._close_round(inbox)
-            result.arrays = self._model.arrays()
             result.train_metrics_clientapp[server_round] = report.metric_record()
             if server_round % self._evaluate_every == 0 or server_round == num_rounds:
                 self._evaluate(report, result, grid, timeout, evaluate_config, evaluate_fn)
             self._local_lr = self._rate.after_round(
                 self._local_lr, self._note_accuracy(report.metrics)
             )
+            chosen.see(server_round, self._model.arrays(), report.metrics)
             self._publish(report)
+        result.arrays, self.output_round = chosen.arrays, chosen.server_round
         return result
 
     def summary(self) -> None:
@@ -293,10 +312,13 @@ class FederatedStrategy(Strategy):
     ) -> None:
         updates = model.updates([c.parameters for c in contributions.values()], self._local_lr)
         report.updates = updates
+        report.over_bound = self._over_bound(updates, model.current, report.accepted)
         generator = _rule_generator(self._seed, report.server_round)
         try:
             aggregate = self._aggregate(
-                self.bound(updates), self._weights(contributions), generator
+                self.bound(updates, model.current, self._local_lr),
+                self._weights(contributions),
+                generator,
             )
         except ValueError as error:
             report.skipped = f"the rule cannot aggregate: {error}"
@@ -310,6 +332,19 @@ class FederatedStrategy(Strategy):
         report.iterations = aggregate.iterations
         kept = aggregate.survivors.tolist()
         report.filtered = [c for c, keep in zip(report.accepted, kept, strict=True) if not keep]
+
+    def _over_bound(
+        self, updates: torch.Tensor, model: torch.Tensor, clients: Sequence[int]
+    ) -> list[int]:
+        """Clients whose update is longer than an honest one's, beyond rounding."""
+        bound = self.norm_bound(self._local_lr)
+        if bound == math.inf:
+            return []
+        norms = row_norms(updates)
+        # w_i = w_t - η_l u_i was rounded to the model's precision on its way here.
+        rounding = torch.finfo(model.dtype).eps * float(row_norms(model[None])) / self._local_lr
+        limit = bound * (1 + 1e-5) + rounding
+        return [c for c, norm in zip(clients, norms.tolist(), strict=True) if norm > limit]
 
     def _weights(self, contributions: dict[int, Contribution]) -> torch.Tensor:
         """Weights [K], float64, sum 1. Declared counts cap what a client claims afterwards."""
@@ -331,15 +366,16 @@ class FederatedStrategy(Strategy):
 
     def _evaluate_initial(
         self, result: Result, arrays: ArrayRecord, evaluate_fn: EvaluateFn | None
-    ) -> None:
-        """Round 0: the initial model, where the server can evaluate it."""
+    ) -> dict[str, float]:
+        """Round 0: the initial model's metrics, where the server can evaluate it."""
         if evaluate_fn is None:
-            return
+            return {}
         report = RoundReport(0, [], [], [], self._local_lr, self._require_model().current)
         report.metrics = _record(result, 0, evaluate_fn(0, arrays))
         report.evaluated_by = "server"
         self._note_accuracy(report.metrics)
         self._publish(report)
+        return report.metrics
 
     def _evaluate(
         self,

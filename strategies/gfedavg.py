@@ -1,4 +1,4 @@
-"""Generalised FedAvg (Yang et al., FAT-Clipping, Algorithm 1): two-sided learning rates, uniform weights."""
+"""Generalised FedAvg (Yang et al., Algorithm 1): two learning rates, uniform weights."""
 
 from .frame import FederatedStrategy
 

@@ -20,7 +20,8 @@ class RoundReport:
 
     `accepted` lists the clients whose replies passed screening, in the order of the rows of
     `updates` [K, d] (gradient units, before bounding) and of `weights` [K] (the rule's own).
-    `filtered` are the accepted clients that the rule left out. `skipped` says why the model was
+    `filtered` are the accepted clients that the rule left out, `over_bound` those whose update was
+    longer than the algorithm allows. `skipped` says why the model was
     left as it was (None: it was updated). `metrics` are the evaluation's, empty in rounds without.
     """
 
@@ -33,6 +34,7 @@ class RoundReport:
     updates: torch.Tensor | None = None
     weights: torch.Tensor | None = None
     filtered: list[int] = field(default_factory=list)
+    over_bound: list[int] = field(default_factory=list)
     skipped: str | None = None
     iterations: int = 0
     metrics: dict[str, float] = field(default_factory=dict)

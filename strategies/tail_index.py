@@ -55,7 +55,7 @@ def _mean_log_norm(vectors: np.ndarray) -> float:
 def _checked(samples: Any, block_size: int) -> np.ndarray:
     if block_size < 2:
         raise ValueError(f"block_size must be at least 2: got {block_size}")
-    values = torch.as_tensor(samples).detach().to(torch.float64).numpy()
+    values = torch.as_tensor(samples, dtype=torch.float64).detach().numpy()
     if values.ndim not in (1, 2) or values.shape[-1] == 0:
         raise ValueError(f"samples must have the shape [n] or [n, d]: got {list(values.shape)}")
     if len(values) < block_size:

@@ -20,9 +20,7 @@ def evaluate(
         raise ValueError("there are 0 examples to evaluate on: at least 1 is needed")
     correct, loss = 0, 0.0
     with torch.no_grad():
-        for x, y in zip(
-            examples.x.split(batch_size), examples.y.split(batch_size), strict=True
-        ):
+        for x, y in zip(examples.x.split(batch_size), examples.y.split(batch_size), strict=True):
             outputs = model.outputs(params, x)
             correct += int((outputs.argmax(dim=1) == y).sum())
             loss += float(model.example_loss(outputs, y).sum(dtype=torch.float64))

@@ -42,9 +42,7 @@ class SmallCNN(nn.Sequential):
         )
 
 
-def build_model(
-    name: str, input_shape: tuple[int, ...], num_classes: int, seed: int
-) -> nn.Module:
+def build_model(name: str, input_shape: tuple[int, ...], num_classes: int, seed: int) -> nn.Module:
     """A float32 module from inputs [n, *input_shape] to logits [n, num_classes].
 
     * ``logistic``: linear with bias, all zeros.

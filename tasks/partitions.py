@@ -241,9 +241,7 @@ def _balanced_choices(
     return choices
 
 
-def _deal(
-    pool: np.ndarray, counts: list[int], generator: np.random.Generator
-) -> list[np.ndarray]:
+def _deal(pool: np.ndarray, counts: list[int], generator: np.random.Generator) -> list[np.ndarray]:
     """Deal a hand of each size from the shuffled pool, and shuffle it again each time it cannot
     fill the next hand: hands are disjoint as long as the pool lasts, and distinct within."""
     hands, deck = [], generator.permutation(pool)

@@ -42,9 +42,7 @@ class ExampleShard:
             chosen = self.examples
         else:
             rows = generator.choice(self.num_examples, size, replace=False)
-            chosen = self._examples.select(
-                rows if self._indices is None else self._indices[rows]
-            )
+            chosen = self._examples.select(rows if self._indices is None else self._indices[rows])
         return chosen.x, chosen.y
 
     @property

@@ -48,21 +48,23 @@ def centered_clipping(
         raise ValueError(f"radius must be positive: got {radius}")
     if iterations < 1:
         raise ValueError(f"iterations must be at least 1: got {iterations}")
-    origin = coordinate_median(values).vector if start is None else _as_start(start, values)
+    origin = _as_start(coordinate_median(values).vector if start is None else start, values)
     gram = gram_matrix(values, centre=origin)
     bound = float(np.median(np.sqrt(np.diag(gram)))) if radius is None else radius
     weights = np.zeros(len(values))
     for _ in range(iterations):
         distances = distances_to(gram, weights)
-        factors = bound / np.maximum(distances, bound) if bound > 0 else distances == 0
+        factors = np.ones(len(values))
+        far = distances > bound
+        factors[far] = bound / distances[far]
         weights = weights * (1 - factors.mean()) + factors / len(values)
-    vector = weighted_sum(values, weights) + (1 - weights.sum()) * origin.to(torch.float64)
+    vector = weighted_sum(values, weights) + (1 - weights.sum()) * origin
     survivors = torch.from_numpy(weights > 0)
     return Aggregate(vector.to(values.dtype), torch.from_numpy(weights), survivors, iterations)
 
 
 def _as_start(start: Any, values: Tensor) -> Tensor:
-    origin = torch.as_tensor(start).detach().cpu()
+    origin = torch.as_tensor(start, dtype=torch.float64).detach().cpu()
     if origin.shape != values.shape[1:] or not origin.isfinite().all():
         raise ValueError(
             f"start must be a finite vector [{values.shape[1]}]: got shape {list(origin.shape)}"

@@ -31,7 +31,7 @@ def mean(updates: Any, weights: Any = None) -> Aggregate:
 
 
 def _shares(weights: Any, values: Tensor) -> np.ndarray:
-    raw = torch.as_tensor(weights).detach().to(torch.float64).numpy()
+    raw = torch.as_tensor(weights, dtype=torch.float64).detach().numpy()
     if raw.shape != (len(values),):
         raise ValueError(f"weights must have the shape [{len(values)}]: got {list(raw.shape)}")
     if not np.isfinite(raw).all() or (raw < 0).any():

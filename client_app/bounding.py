@@ -1,0 +1,30 @@
+"""The client's part of a bound on its update; the server enforces it again."""
+
+import torch
+
+from server_app.config import RunConfig, clip_units
+from strategies.bounding import clip
+from strategies.update_clipping import ClipNorm
+
+
+def bounded_models(
+    config: RunConfig, start: torch.Tensor, params: torch.Tensor, local_lr: float
+) -> torch.Tensor:
+    """Models [B, d] whose updates from `start` [d] an honest client of the algorithm sends.
+
+    FAT-Clipping-PR and CE-FedAvg: w − η_l clip((w − w_i)/η_l, C). Model clipping: clip(w_i, c).
+    All others send what they trained.
+    """
+    if config.algorithm == "model-clipping":
+        return clip(params, config.clip_norm)
+    if config.algorithm not in ("fat-clipping-pr", "ce-fedavg"):
+        return params
+    bound = ClipNorm(config.clip_norm, clip_units(config)).in_gradient_units(local_lr)
+    return start - clip(start - params, local_lr * bound)
+
+
+def step_clip_norm(config: RunConfig, local_lr: float) -> float:
+    """λ of FAT-Clipping-PI in gradient units; 0 (no clipping) for all others."""
+    if config.algorithm != "fat-clipping-pi":
+        return 0.0
+    return ClipNorm(config.clip_norm, clip_units(config)).in_gradient_units(local_lr)

@@ -1,0 +1,42 @@
+"""FAT-Clipping per iteration (Yang et al., Algorithm 3)."""
+
+from typing import Unpack
+
+import torch
+
+from .bounding import clip
+from .frame import FederatedStrategy, FrameOptions
+from .update_clipping import ClipNorm, Units
+
+
+class FatClippingPI(FederatedStrategy):
+    """w ← w − η_g η_l (1/|S_t|) Σ u_i, where every local step's gradient was clipped to λ.
+
+    The clients clip before each of their `local_steps` K steps (their part of the algorithm: the
+    threshold travels in the run's configuration). What the server can enforce of it is the
+    consequence ‖u_i‖ ≤ K λ, and it does. `clip_norm` is λ, in `clip_units`. The other options
+    are those of FrameOptions.
+    """
+
+    def __init__(
+        self,
+        clip_norm: float,
+        local_steps: int,
+        *,
+        clip_units: Units = "gradient",
+        **frame: Unpack[FrameOptions],
+    ) -> None:
+        super().__init__(**frame)
+        if local_steps < 1:
+            raise ValueError(f"local_steps = {local_steps} is not allowed: at least 1")
+        self._clip_norm = ClipNorm(clip_norm, clip_units)
+        self._local_steps = local_steps
+
+    def norm_bound(self, local_lr: float) -> float:
+        """K λ in gradient units."""
+        return self._local_steps * self._clip_norm.in_gradient_units(local_lr)
+
+    def bound(self, updates: torch.Tensor, model: torch.Tensor, local_lr: float) -> torch.Tensor:
+        """clip(u_i, K λ) of every row of `updates` [K, d]."""
+        del model
+        return clip(updates, self.norm_bound(local_lr))

@@ -1,0 +1,27 @@
+"""Model clipping, the baseline that Claim 2.1 of Zhang et al. warns of."""
+
+from typing import Unpack
+
+import torch
+
+from .bounding import clip
+from .frame import FederatedStrategy, FrameOptions
+
+
+class ModelClipping(FederatedStrategy):
+    """w ← mean of clip(w_i, c): the local *models* are clipped, not what they learned.
+
+    `clip_norm` is c, in parameter units. Here for comparison only: it pulls the model to the
+    origin. The other options are those of FrameOptions.
+    """
+
+    def __init__(self, clip_norm: float, **frame: Unpack[FrameOptions]) -> None:
+        super().__init__(**frame)
+        if not clip_norm > 0:
+            raise ValueError(f"clip_norm = {clip_norm} is not allowed: greater than 0")
+        self._clip_norm = clip_norm
+
+    def bound(self, updates: torch.Tensor, model: torch.Tensor, local_lr: float) -> torch.Tensor:
+        """(w_t − clip(w_i, c))/η_l for every row of `updates` [K, d]."""
+        local_models = model - local_lr * updates
+        return (model - clip(local_models, self._clip_norm)) / local_lr

@@ -1,0 +1,26 @@
+"""A bound on every client's update, given in gradient or in parameter units."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Units = Literal["gradient", "parameter"]
+
+
+@dataclass(frozen=True)
+class ClipNorm:
+    """A threshold C with its unit. C_parameter = η_l · C_gradient, since Δ_i = −η_l u_i.
+
+    "gradient": u_i = (w_t − w_i)/η_l, the sum of K gradients. "parameter": Δ_i = w_i − w_t.
+    Raises ValueError unless the value is positive.
+    """
+
+    value: float
+    units: Units = "gradient"
+
+    def __post_init__(self) -> None:
+        if not self.value > 0:
+            raise ValueError(f"clip_norm = {self.value} is not allowed: greater than 0")
+
+    def in_gradient_units(self, local_lr: float) -> float:
+        """The threshold for u_i at the local learning rate η_l = `local_lr`."""
+        return self.value if self.units == "gradient" else self.value / local_lr

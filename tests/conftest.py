@@ -1,0 +1,27 @@
+"""Fixtures for all tests."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+# Tests share two cores with the processes they start: threads that spin only get in their way.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
+os.environ.setdefault("FLWR_DISABLE_UPDATE_CHECK", "1")
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+
+
+@pytest.fixture(scope="session")
+def repository() -> Path:
+    """The checkout's root."""
+    return Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session")
+def data_dir() -> str:
+    """Folder with MNIST and Fashion-MNIST in torchvision's layout; skips where none is named."""
+    folder = os.environ.get("BLACKTHORN_DATA_DIR", "")
+    if not folder:
+        pytest.skip("BLACKTHORN_DATA_DIR is not set: it names the folder with MNIST")
+    return folder
