@@ -71,10 +71,13 @@ def train_clients(
     the dtype of ``start``. To rounding, a client's result is the one it would get alone.
 
     Memory is that of ``chunk_size`` clients; by default so many as fit into the processor's
-    caches. Raises ValueError where shards and generators differ in number.
+    caches. Raises ValueError where shards and generators differ in number, or for a negative
+    chunk size.
     """
     if len(shards) != len(generators):
         raise ValueError(f"{len(shards)} shards and {len(generators)} generators: one each")
+    if chunk_size < 0:
+        raise ValueError(f"chunk_size is {chunk_size}: it must be 0 (chosen here) or more")
     params, losses = start.repeat(len(shards), 1), start.new_zeros(len(shards))
     # Clients of like size go together, so that little is padded.
     order = sorted(range(len(shards)), key=lambda i: shards[i].num_examples)
@@ -92,21 +95,20 @@ def _chunks(
     shards: Sequence[Shard],
     spec: LocalSGD,
 ) -> Iterator[list[int]]:
-    if len(order) == 0:
-        return
-    size = chunk_size or _default_chunk_size(model, shards[order[-1]], spec)
-    for first in range(0, len(order), size):
-        yield list(order[first : first + size])
-
-
-def _default_chunk_size(model: FlatModel, largest: Shard, spec: LocalSGD) -> int:
-    if model.batching == "loop":
-        return 1
-    x, _ = largest.batch(np.random.default_rng(0), 1)
-    rows = _rows(largest, spec)
-    # The model, its gradient, and one more of the kind for the step's arithmetic.
-    numbers = 3 * model.dimension + rows * x[0].numel()
-    return max(1, _CHUNK_BYTES // (4 * numbers))
+    """Parts the clients, given by ascending size, into groups that are trained together."""
+    if chunk_size == 0 and model.batching == "loop":
+        chunk_size = 1
+    chunk: list[int] = []
+    for client in order:
+        # The batch, the model, its gradient, and one more of the kind for the arithmetic.
+        batch = _rows(shards[client], spec) * _example(shards[client])[0].numel()
+        taken = 4 * (len(chunk) + 1) * (batch + 3 * model.dimension)
+        if chunk and (len(chunk) == chunk_size if chunk_size else taken > _CHUNK_BYTES):
+            yield chunk
+            chunk = []
+        chunk.append(client)
+    if chunk:
+        yield chunk
 
 
 def _rows(shard: Shard, spec: LocalSGD) -> int:
@@ -145,17 +147,24 @@ def _batches(
     weights = torch.zeros(len(shards), max(counts), dtype=dtype)
     for client, n in enumerate(counts):
         weights[client, :n] = 1 / n
-    x = y = None
+    x, y = (one.new_empty(*weights.shape, *one.shape) for one in _example(shards[0]))
     for step in range(spec.steps):
         # Where every client uses all it has, the first batch serves for every step.
         if step == 0 or not all_of_them:
             for client, (shard, generator) in enumerate(zip(shards, generators, strict=True)):
                 own_x, own_y = shard.batch(generator, spec.batch_size)
-                if x is None or y is None:
-                    x = own_x.new_empty(*weights.shape, *own_x.shape[1:])
-                    y = own_y.new_empty(*weights.shape, *own_y.shape[1:])
-                for rows, own in ((x[client], own_x), (y[client], own_y)):
-                    rows[: len(own)] = own
-                    # Padded with an example of its own: weight 0 times a finite loss is 0.
-                    rows[len(own) :] = own[0]
+                _fill(x[client], own_x)
+                _fill(y[client], own_y)
         yield x, y, weights
+
+
+def _fill(rows: Tensor, own: Tensor) -> None:
+    rows[: len(own)] = own
+    # Padded with an example of the client's own: weight 0 times a finite loss is 0.
+    rows[len(own) :] = own[0]
+
+
+def _example(shard: Shard) -> tuple[Tensor, Tensor]:
+    """Some example of the shard, for its shape and dtype."""
+    x, y = shard.batch(np.random.default_rng(0), 1)
+    return x[0], y[0]

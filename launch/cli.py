@@ -41,6 +41,40 @@ def simulate(recipe: Recipe, settings: Settings = None, output_dir: OutputDir = 
 
 
 @app.command()
+def cluster(
+    recipe: Recipe,
+    clients: Annotated[int | None, typer.Option(help="Clients, one SuperNode each.")] = None,
+    byzantine: Annotated[int | None, typer.Option(help="How many of them lie.")] = None,
+    data: Annotated[
+        list[Path] | None,
+        typer.Option(help="A client's own .npz or image folder; once for every client."),
+    ] = None,
+    settings: Settings = None,
+    output_dir: OutputDir = None,
+    standard_clients: Annotated[
+        bool, typer.Option(help="Flower's own client program: a new Python for every message.")
+    ] = False,
+) -> None:
+    """Run a recipe as a real deployment on this machine: processes that talk over gRPC.
+
+    Example: blackthorn cluster recipes/demo.toml --clients 5 --byzantine 1
+    """
+    from launch.cluster import RunFailed
+    from launch.cluster import cluster as run
+
+    options = {
+        "num-clients": clients if clients is not None or not data else len(data),
+        "num-byzantine": byzantine,
+        "output-dir": output_dir,
+    }
+    config = recipe_config(recipe, settings or (), options)
+    try:
+        finish(run(config, console, data=data or (), warm=not standard_clients))
+    except RunFailed as failure:
+        fail(str(failure))
+
+
+@app.command()
 def demo(
     recipe: Annotated[Path, typer.Option(help="Recipe with an attack.")] = Path(
         "recipes/demo.toml"
@@ -74,6 +108,12 @@ def keys() -> None:
 
 def _toml(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else repr(value).replace("'", '"')
+
+
+def fail(reason: str) -> None:
+    """Say why a run failed and exit with 1."""
+    print(f"failed: {reason}", file=sys.stderr)
+    raise typer.Exit(1)
 
 
 def finish(summary: dict[str, Any]) -> None:

@@ -247,8 +247,11 @@ class FlowerCluster:
             env=self._env,
         )
         self._keeper = ProcessKeeper()
+        flower_socket, app_socket = self._workplace.flower_socket, self._workplace.app_socket
         if self._warm:
-            self._start_fork_servers()
+            self._start_fork_server("fork-server-flower", flower_socket, FLOWER_MODULES)
+            self._start_fork_server("fork-server-apps", app_socket, self._preload)
+            self._wait_for_fork_server(flower_socket, deadline)
         addresses = self._start_superlink(deadline)
         self._control = ControlApi(addresses["control"])
         self._context.callback(self._control.close)
@@ -257,23 +260,24 @@ class FlowerCluster:
         for index, node in enumerate(self.nodes):
             self._supernodes.append(self._start_supernode(index, node, addresses["fleet"]))
         self._wait_for_nodes(deadline)
+        if self._warm:
+            self._wait_for_fork_server(app_socket, deadline)
 
     def _launch(self, name: str, command: Sequence[str], env: Mapping[str, str]) -> ProcessGroup:
         return self._keeper.start(
             name, command, env=env, cwd=self.output_dir, log=self.logs / f"{name}.log"
         )
 
-    def _start_fork_servers(self) -> None:
-        for name, socket, modules in (
-            ("fork-server-flower", self._workplace.flower_socket, FLOWER_MODULES),
-            ("fork-server-apps", self._workplace.app_socket, self._preload),
-        ):
-            command = fork_server_command(socket, modules)
-            self._vital.append(self._launch(name, command, self._workplace.environment(name)))
-        sockets = (self._workplace.flower_socket, self._workplace.app_socket)
-        while not all(socket.exists() for socket in sockets):
+    def _start_fork_server(self, name: str, socket: Path, modules: Sequence[str]) -> None:
+        command = fork_server_command(socket, modules)
+        self._vital.append(self._launch(name, command, self._workplace.environment(name)))
+
+    def _wait_for_fork_server(self, socket: Path, deadline: float) -> None:
+        while not socket.exists():
             self._check_vital()
-            time.sleep(0.01)
+            if time.monotonic() > deadline:
+                raise DeploymentError(self._late("the fork server's imports are not done"))
+            time.sleep(0.02)
 
     def _start_superlink(self, deadline: float) -> dict[str, str]:
         """Start it on free ports and wait until it serves; its addresses by API."""
@@ -291,7 +295,7 @@ class FlowerCluster:
             while superlink.alive and not is_serving(addresses["health"]):
                 self._check_vital()
                 if time.monotonic() > deadline:
-                    raise DeploymentError(self._late(superlink, "is not ready"))
+                    raise DeploymentError(self._late("the SuperLink is not ready"))
                 time.sleep(0.05)
             if superlink.alive:
                 self._vital.append(superlink)
@@ -339,8 +343,7 @@ class FlowerCluster:
                 return
             if time.monotonic() > deadline:
                 raise DeploymentError(
-                    f"{online} of {len(self.nodes)} SuperNodes came online within "
-                    f"{self._start_timeout:g} seconds; see {self.logs}"
+                    self._late(f"only {online} of {len(self.nodes)} SuperNodes are online")
                 )
             time.sleep(0.05)
 
@@ -351,8 +354,8 @@ class FlowerCluster:
                 raise DeploymentError(_died(group))
         self._keeper.forget_ended()
 
-    def _late(self, group: ProcessGroup, state: str) -> str:
-        return f"{group.name} {state} after {self._start_timeout:g} seconds; see {group.log}"
+    def _late(self, state: str) -> str:
+        return f"{state} after {self._start_timeout:g} seconds; see {self.logs}"
 
     def _status_if_answered(self, run_id: int) -> RunStatus | None:
         try:

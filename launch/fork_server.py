@@ -64,9 +64,7 @@ class ForkServer:
         self._pid = os.getpid()
         self._stopping = False
         self._stub_of: dict[int, socket.socket] = {}
-        self._listener = socket.socket(socket.AF_UNIX)
-        self._listener.bind(str(socket_path))
-        self._listener.listen(256)
+        self._listener = _listen(socket_path)
         self._woken, self._waker = socket.socketpair()
         self._selector = selectors.DefaultSelector()
         _prctl(_PR_SET_CHILD_SUBREAPER, 1)
@@ -190,6 +188,16 @@ class ForkServer:
                 os.killpg(child, signal.SIGKILL)
 
 
+def _listen(path: Path) -> socket.socket:
+    """A listening socket that appears at `path` when it takes connections, not before."""
+    listener = socket.socket(socket.AF_UNIX)
+    unfinished = path.with_name(path.name + ".new")
+    listener.bind(str(unfinished))
+    listener.listen(256)
+    unfinished.rename(path)
+    return listener
+
+
 def _report(message: str) -> None:
     print(f"fork server: {message}", file=sys.stderr, flush=True)
 
@@ -302,15 +310,13 @@ def _end(code: int) -> NoReturn:
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """`SOCKET MODULE ...`: preload the modules and serve on the socket until SIGTERM."""
+    """`SOCKET MODULE ...`: preload the modules, then serve on the socket until SIGTERM."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("socket", type=Path)
     parser.add_argument("modules", nargs="*")
     options = parser.parse_args(arguments)
-    # Requests may queue up while the modules are imported.
-    server = ForkServer(options.socket)
     preload(options.modules)
-    request = server.serve()
+    request = ForkServer(options.socket).serve()
     if request is None:
         _end(0)
     become(request)

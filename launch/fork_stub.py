@@ -23,7 +23,7 @@ def request_fork(path: str, entry: str, argv: list[str]) -> socket.socket:
     server = socket.socket(socket.AF_UNIX)
     server.connect(path)
     body = marshal.dumps(
-        {"entry": entry, "argv": argv, "cwd": os.getcwd(), "env": dict(os.environb)}
+        {"entry": entry, "argv": argv, "cwd": os.getcwd(), "env": dict(os.environb)}  # noqa: PTH109
     )
     socket.send_fds(server, [struct.pack("!I", len(body))], [0, 1, 2])
     server.sendall(body)

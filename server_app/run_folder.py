@@ -79,10 +79,7 @@ class RunFolder:
     def finish(self, status: str, reason: str = "") -> dict[str, Any]:
         """Write summary.json and return what it holds; `status` is completed or failed."""
         summary: dict[str, Any] = {
-            "algorithm": self._config.algorithm,
-            "task": self._config.task,
-            "aggregator": self._config.aggregator,
-            "attack": self._config.attack,
+            **_what_ran(self._config),
             "rounds_completed": self._rounds,
             "final": self._final,
             "output_round": self._output_round,
@@ -93,10 +90,56 @@ class RunFolder:
         }
         if reason:
             summary["reason"] = reason
-        text = json.dumps(_finite(summary), indent=2) + "\n"
-        write_atomically(self.path / SUMMARY, text.encode())
+        _write_summary(self.path, summary)
         self._metrics.close()
         return summary
+
+
+def _what_ran(config: RunConfig) -> dict[str, Any]:
+    return {
+        "algorithm": config.algorithm,
+        "task": config.task,
+        "aggregator": config.aggregator,
+        "attack": config.attack,
+    }
+
+
+def _write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
+    text = json.dumps(_finite(dict(summary)), indent=2) + "\n"
+    write_atomically(folder / SUMMARY, text.encode())
+
+
+def read_summary(folder: Path) -> dict[str, Any] | None:
+    """What summary.json holds; None where there is none."""
+    path = folder / SUMMARY
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+
+
+def write_failure(folder: Path, config: RunConfig, reason: str) -> None:
+    """summary.json of a run whose server ended without writing one, from its metrics."""
+    if (folder / SUMMARY).exists():
+        return
+    entries = read_metrics(folder)
+    evaluated = [entry for entry in entries if entry.get("evaluated_by")]
+    last = evaluated[-1] if evaluated else {}
+    _write_summary(
+        folder,
+        {
+            **_what_ran(config),
+            "rounds_completed": entries[-1]["round"] if entries else 0,
+            "final": {key: last[key] for key in ("accuracy", "loss") if key in last},
+            "output_round": None,
+            "privacy": None,
+            "clients": {
+                "invited": sum(e["invited"] for e in entries),
+                "replied": sum(e["replied"] for e in entries),
+                "rejected": sum(len(e["rejected"]) for e in entries),
+            },
+            "wall_seconds": None,
+            "status": "failed",
+            "reason": reason,
+        },
+    )
 
 
 def round_entry(report: RoundReport) -> dict[str, Any]:

@@ -7,11 +7,14 @@ Here every reply is pulled on its own, in its own thread, and the deadline is ou
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from flwr.app import Message
 from flwr.serverapp import Grid
+
+LATE = "no reply by the deadline"
+_UNSENT = "the message could not be sent"
 
 # Polling is cheap (one small request a reply), but a large cohort must not flood the server.
 _POLL_SECONDS = 0.1
@@ -33,26 +36,39 @@ def exchange(
     """Send `messages` (one a client) and return one Delivery a client, at most `timeout` later.
 
     Never raises for what a client did: replies that are late, missing or cannot be decoded come
-    back as a Delivery without message. A grid with `synchronous = True` (in one process) answers
-    at once and is asked once.
+    back as a Delivery without message.
+    """
+    awaited = send(grid, messages, clients, timeout)
+    for reply in awaited:
+        reply.wait()
+    return [reply.delivery() for reply in awaited]
+
+
+def send(
+    grid: Grid, messages: Sequence[Message], clients: Sequence[int], timeout: float
+) -> "list[AwaitedReply]":
+    """Send `messages` (one a client) and start to look for the replies, for `timeout` seconds.
+
+    A grid with `synchronous = True` (in one process) is asked once and has answered then.
     """
     if not messages:
         return []
-    if getattr(grid, "synchronous", False):
-        return _exchange_at_once(grid, messages, clients, timeout)
     deadline = time.monotonic() + timeout
-    message_ids = list(grid.push_messages(messages))
+    if getattr(grid, "synchronous", False):
+        replies = grid.send_and_receive(messages, timeout=timeout)
+        deliveries = attribute_replies(replies, messages, clients)
+        return [AwaitedReply(delivery.client, deadline, delivery) for delivery in deliveries]
+    message_ids: list[str | None] = list(grid.push_messages(messages))
     if len(message_ids) != len(messages):
-        return [Delivery(client, None, "the message could not be sent") for client in clients]
-    pulls = [
-        _Pull(grid, client, message_id, deadline, poll_interval(len(messages)))
-        for client, message_id in zip(clients, message_ids, strict=True)
-    ]
-    for pull in pulls:
-        pull.start()
-    for pull in pulls:
-        pull.join(max(0.0, deadline - time.monotonic()))
-    return [pull.delivery() for pull in pulls]
+        # Nothing tells which of them the server took.
+        message_ids = [None] * len(messages)
+    awaited = []
+    for client, message_id in zip(clients, message_ids, strict=True):
+        unsent = None if message_id else Delivery(client, None, _UNSENT)
+        awaited.append(AwaitedReply(client, deadline, unsent))
+        if message_id:
+            awaited[-1].pull(grid, message_id, poll_interval(len(messages)))
+    return awaited
 
 
 def poll_interval(num_messages: int) -> float:
@@ -60,62 +76,75 @@ def poll_interval(num_messages: int) -> float:
     return max(_POLL_SECONDS, num_messages * _POLL_SECONDS_PER_MESSAGE)
 
 
-def _exchange_at_once(
-    grid: Grid, messages: Sequence[Message], clients: Sequence[int], timeout: float
+def attribute_replies(
+    replies: Iterable[Message], messages: Sequence[Message], clients: Sequence[int]
 ) -> list[Delivery]:
-    client_of_node = {
-        message.metadata.dst_node_id: client
-        for message, client in zip(messages, clients, strict=True)
-    }
-    replies: dict[int, Message] = {}
-    for reply in grid.send_and_receive(messages, timeout=timeout):
-        client = client_of_node.get(reply.metadata.src_node_id)
+    """One Delivery a client, for replies that came all at once to `messages` (one a client).
+
+    Errors written by the SuperLink carry its own node id, so the message that a reply answers
+    decides whose it is, and the node only where messages have no ids. A second reply does not
+    count.
+    """
+    sent = list(zip(messages, clients, strict=True))
+    by_message = {m.metadata.message_id: client for m, client in sent if m.metadata.message_id}
+    by_node = {m.metadata.dst_node_id: client for m, client in sent}
+    found: dict[int, Message] = {}
+    for reply in replies:
+        answered = reply.metadata.reply_to_message_id
+        client = by_message.get(answered)
+        if client is None and not (answered and by_message):
+            client = by_node.get(reply.metadata.src_node_id)
         if client is not None:
-            replies.setdefault(client, reply)
+            found.setdefault(client, reply)
     return [
-        Delivery(client, replies[client]) if client in replies else Delivery(client, None, LATE)
-        for client in clients
+        Delivery(client, found.get(client), "" if client in found else LATE) for client in clients
     ]
 
 
-LATE = "no reply by the deadline"
+class AwaitedReply:
+    """The reply to one message, looked for until the deadline in a thread of its own.
 
+    A thread that is held by the grid is left behind: nobody waits for it beyond the deadline.
+    """
 
-class _Pull:
-    """Waits for the reply to one message. A thread that never returns is left behind."""
-
-    def __init__(
-        self, grid: Grid, client: int, message_id: str | None, deadline: float, interval: float
-    ) -> None:
-        self._grid = grid
+    def __init__(self, client: int, deadline: float, result: Delivery | None = None) -> None:
         self._client = client
-        self._message_id = message_id
         self._deadline = deadline
-        self._interval = interval
-        self._result: Delivery | None = None
-        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._result = result
+        self._settled = threading.Event()
+        if result is not None:
+            self._settled.set()
 
-    def start(self) -> None:
-        self._thread.start()
+    def pull(self, grid: Grid, message_id: str, interval: float) -> None:
+        """Start to look for the reply to the message `message_id`."""
+        arguments = (grid, message_id, interval)
+        threading.Thread(target=self._look, args=arguments, daemon=True).start()
 
-    def join(self, timeout: float) -> None:
-        self._thread.join(timeout)
+    def wait(self) -> None:
+        """Until there is a result or the deadline has passed."""
+        self._settled.wait(max(0.0, self._deadline - time.monotonic()))
+
+    def over(self) -> bool:
+        """Whether there is a result or the deadline has passed."""
+        return self._settled.is_set() or time.monotonic() >= self._deadline
 
     def delivery(self) -> Delivery:
+        """What came, or that nothing did."""
         return self._result or Delivery(self._client, None, LATE)
 
-    def _run(self) -> None:
-        if not self._message_id:
-            self._result = Delivery(self._client, None, "the message could not be sent")
-            return
+    def _look(self, grid: Grid, message_id: str, interval: float) -> None:
         while time.monotonic() < self._deadline:
             try:
-                replies = list(self._grid.pull_messages([self._message_id]))
+                replies = list(grid.pull_messages([message_id]))
             except Exception as error:  # whatever a client put into its reply ends here
                 reason = f"the reply cannot be decoded: {type(error).__name__}: {error}"
-                self._result = Delivery(self._client, None, " ".join(reason.split())[:300])
+                self._settle(Delivery(self._client, None, reason))
                 return
             if replies:
-                self._result = Delivery(self._client, replies[0])
+                self._settle(Delivery(self._client, replies[0]))
                 return
-            time.sleep(self._interval)
+            time.sleep(interval)
+
+    def _settle(self, result: Delivery) -> None:
+        self._result = result
+        self._settled.set()

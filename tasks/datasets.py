@@ -5,7 +5,7 @@ import os
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +75,7 @@ def load_dataset(name: str, data_dir: str = "") -> Dataset:
     return _load_torchvision(name, str(Path(folder).expanduser().absolute()))
 
 
-@lru_cache(maxsize=None)
+@cache
 def _load_digits() -> Dataset:
     # Imported here: in a deployment a process starts for every message, and neither this nor
     # torchvision should cost it a second when its data come from elsewhere.
@@ -100,7 +100,7 @@ def _every_fifth_of_each_class(labels: np.ndarray) -> np.ndarray:
     return is_test
 
 
-@lru_cache(maxsize=None)
+@cache
 def _load_torchvision(name: str, folder: str) -> Dataset:
     from torchvision import datasets
 

@@ -1,0 +1,119 @@
+"""`blackthorn cluster`: a recipe as a real deployment on this machine, over gRPC."""
+
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from blackthorn.__main__ import app_root
+from launch.flower_cluster import DeploymentError, FlowerCluster, Node
+from launch.progress import RoundPrinter
+from server_app.config import ConfigError, RunConfig, to_mapping
+from server_app.run import prepare
+from server_app.run_folder import read_metrics, read_summary, write_failure
+
+PACKAGES = ("attacks", "client_app", "server_app", "strategies", "tasks")
+BYZANTINE_PROGRAM = "attacks.flwr_clientapp:main"
+# What a round may take beyond its deadline: evaluation, aggregation, nodes that come back.
+_ROUND_SLACK_SECONDS = 60.0
+
+
+class RunFailed(RuntimeError):
+    """The run did not complete; the message says why, in one line."""
+
+
+def cluster(
+    config: RunConfig, console: Console, *, data: Sequence[Path] = (), warm: bool = True
+) -> dict[str, Any]:
+    """Run `config` on one SuperNode a client and return the summary.
+
+    The last `num-byzantine` nodes run the Byzantine program in place of Flower's. `data` gives
+    every node its own examples. Raises ConfigError before anything is started, RunFailed if the
+    run did not complete, DeploymentError if a process did not do its part.
+    """
+    config = _deployed(config, data)
+    folder = prepare(config).folder.resolve()
+    nodes = _nodes(config, data)
+    config = config.model_copy(update={"output_dir": str(folder)})
+    console.print(f"run folder: {folder}", markup=False, highlight=False, soft_wrap=True)
+    console.print(f"starting a SuperLink and {len(nodes)} SuperNodes...", highlight=False)
+    try:
+        with FlowerCluster(nodes, folder, warm=warm, start_timeout=config.start_timeout) as flower:
+            began = time.monotonic()
+            run_id = flower.submit(app_root(), to_mapping(config), packages=PACKAGES)
+            tail = _MetricsTail(folder, RoundPrinter(console, config.num_server_rounds))
+            status = flower.wait(run_id, longest_run(config), lambda _: tail.show_new())
+            tail.show_new()
+    except KeyboardInterrupt:
+        write_failure(folder, config, "interrupted")
+        raise
+    except (DeploymentError, TimeoutError) as error:
+        write_failure(folder, config, str(error))
+        raise RunFailed(str(error)) from error
+    summary = read_summary(folder)
+    if not status.completed or summary is None:
+        reason = summary.get("reason") if summary else None
+        reason = reason or f"Flower says {status} {status.details}".strip()
+        write_failure(folder, config, reason)
+        raise RunFailed(f"{reason} (see {folder / 'logs'})")
+    summary["wall_seconds"] = round(time.monotonic() - began, 3)
+    return summary
+
+
+def longest_run(config: RunConfig) -> float:
+    """Seconds after which a run cannot still be on its way: the sum of all its deadlines."""
+    one_round = 2 * config.round_timeout + _ROUND_SLACK_SECONDS
+    return config.start_timeout + config.num_server_rounds * one_round
+
+
+def _deployed(config: RunConfig, data: Sequence[Path]) -> RunConfig:
+    """What changes when other processes, in other folders, read the configuration."""
+    if config.num_byzantine and config.byzantine_set == "redrawn":
+        raise ConfigError(
+            "byzantine-set = redrawn is not allowed in a cluster, where the Byzantine nodes are "
+            "programs of their own: set byzantine-set=fixed"
+        )
+    if data and len(data) != config.num_clients:
+        raise ConfigError(
+            f"--data was given {len(data)} times for {config.num_clients} clients: once each"
+        )
+    for path in data:
+        if not path.exists():
+            raise ConfigError(f"--data {path} does not exist")
+    if config.task == "own-data" and not data:
+        raise ConfigError("task = own-data needs --data FILE once for every client")
+    folder = config.data_dir or os.environ.get("BLACKTHORN_DATA_DIR", "")
+    return config.model_copy(
+        update={"data_dir": str(Path(folder).expanduser().resolve()) if folder else ""}
+    )
+
+
+def _nodes(config: RunConfig, data: Sequence[Path]) -> list[Node]:
+    honest = config.num_clients - config.num_byzantine
+    nodes = []
+    for client in range(config.num_clients):
+        own = {"data-path": str(data[client].resolve())} if data else {}
+        if client < honest:
+            nodes.append(Node(config=own))
+        else:
+            env = {"BLACKTHORN_ATTACK": config.attack}
+            nodes.append(Node(config=own, program=BYZANTINE_PROGRAM, env=env))
+    return nodes
+
+
+class _MetricsTail:
+    """Prints the rounds that metrics.jsonl has gained."""
+
+    def __init__(self, folder: Path, printer: RoundPrinter) -> None:
+        self._folder = folder
+        self._printer = printer
+        self._shown = 0
+
+    def show_new(self) -> None:
+        entries = read_metrics(self._folder)
+        for entry in entries[self._shown :]:
+            self._printer.show(entry)
+        self._shown = len(entries)
