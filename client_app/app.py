@@ -62,7 +62,7 @@ def train(message: Message, context: Context) -> Message:
         [client_generator(config.seed, request.server_round, client.client_id)],
     )
     bounded = bounded_models(config, start, params, request.local_lr)
-    arrays = trained_arrays(request.arrays, model, bounded[0])
+    (arrays,) = trained_arrays(request.arrays, model, bounded)
     return train_reply(message, arrays, client.shard.num_examples, float(losses[0]))
 
 

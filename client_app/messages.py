@@ -7,10 +7,10 @@ with num-examples.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import numpy as np
 import torch
-from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
+from strategies.array_codec import decode, encode_state
 from tasks.flat_model import FlatModel
 
 
@@ -20,18 +20,19 @@ class RoundRequest:
 
     server_round: int
     local_lr: float
-    client_id: int
     arrays: ArrayRecord
 
 
 def read_round(message: Message) -> RoundRequest:
     """The instruction in a train or evaluate message. Raises KeyError if it is not one of ours."""
-    config = message.content.config_records["config"]
+    config = message.content["config"]
+    arrays = message.content["arrays"]
+    if not isinstance(config, ConfigRecord) or not isinstance(arrays, ArrayRecord):
+        raise KeyError("the message has no config and arrays")
     return RoundRequest(
         server_round=int(_number(config["server-round"])),
         local_lr=float(_number(config.get("local-lr", 1.0))),
-        client_id=int(_number(config["client-id"])),
-        arrays=message.content.array_records["arrays"],
+        arrays=arrays,
     )
 
 
@@ -43,19 +44,25 @@ def _number(value: object) -> float:
 
 def start_vector(arrays: ArrayRecord, model: FlatModel) -> torch.Tensor:
     """w_t [d] from the server's arrays, in the order of the model."""
-    state = {name: torch.from_numpy(arrays[name].numpy()) for name in arrays}
+    state = {name: torch.from_numpy(decode(array)) for name, array in arrays.items()}
     return model.flatten(state)
 
 
-def trained_arrays(arrays: ArrayRecord, model: FlatModel, trained: torch.Tensor) -> ArrayRecord:
-    """The client's state_dict: w from `trained` [d], all other entries as the server sent them."""
-    views: Mapping[str, torch.Tensor] = model.unflatten(trained)
-    return ArrayRecord(
-        {
-            name: Array(np.ascontiguousarray(views[name].numpy())) if name in views else array
-            for name, array in arrays.items()
-        }
-    )
+def trained_arrays(
+    arrays: ArrayRecord, model: FlatModel, trained: torch.Tensor
+) -> list[ArrayRecord]:
+    """Each client's state_dict: w from its row of `trained` [B, d], all other entries as the
+    server sent them."""
+    views = {name: view.numpy() for name, view in model.unflatten(trained).items()}
+    return [
+        encode_state(
+            {
+                name: views[name][client] if name in views else array
+                for name, array in arrays.items()
+            }
+        )
+        for client in range(len(trained))
+    ]
 
 
 def train_reply(

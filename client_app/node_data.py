@@ -10,10 +10,10 @@ from functools import lru_cache
 
 from server_app.config import RunConfig
 from tasks.datasets import Examples
+from tasks.labelled import LabelledTask
 from tasks.own_data import load_own_data
-from tasks.problem import Problem, load_problem, partition_indices
-from tasks.shards import ExampleShard, split_held_out
-from tasks.task import OWN_DATA
+from tasks.problem import Problem, load_problem
+from tasks.shards import ExampleShard, Shard, split_held_out
 
 from .training import client_generator
 
@@ -26,7 +26,7 @@ class NodeClient:
 
     client_id: int
     problem: Problem
-    shard: ExampleShard
+    shard: Shard
     held_out: Examples | None
 
 
@@ -55,30 +55,30 @@ def _client_id(node_config: Mapping[str, bool | int | float | str]) -> int:
 @lru_cache(maxsize=4)
 def _load(config: RunConfig, client_id: int, path: str, poison: str) -> NodeClient:
     problem = load_problem(config)
-    examples = _own_examples(problem, path) if path else _share(config, problem, client_id)
-    if poison == "label-flip":
-        # A test node may be told by its own operator to lie about its labels.
-        flipped = problem.task.num_classes - 1 - examples.y
-        examples = Examples(examples.x, flipped)
-    if problem.task.test is not None:
-        return NodeClient(client_id, problem, ExampleShard(examples), None)
-    generator = client_generator(config.seed, 0, client_id)
+    shard, held_out = (
+        _own_data(problem, client_id, path) if path else (_share(problem, client_id), None)
+    )
+    # A test node may be told by its own operator to lie about its labels.
+    return NodeClient(client_id, problem, problem.poisoned(shard, poison), held_out)
+
+
+def _own_data(problem: Problem, client_id: int, path: str) -> tuple[Shard, Examples | None]:
+    """The node's own examples; part of them are held out where the server cannot evaluate."""
+    task = problem.task
+    if not isinstance(task, LabelledTask):
+        raise ValueError(f"task {task.name!r} takes no examples of a node's own: omit data-path")
+    examples = load_own_data(path, task.input_shape, task.num_classes)
+    if task.server_evaluates:
+        return ExampleShard(examples), None
+    generator = client_generator(problem.config.seed, 0, client_id)
     training, held_out = split_held_out(examples, HELD_OUT_FRACTION, generator)
-    return NodeClient(client_id, problem, ExampleShard(training), held_out)
+    return ExampleShard(training), held_out
 
 
-def _own_examples(problem: Problem, path: str) -> Examples:
-    return load_own_data(path, problem.task.input_shape, problem.task.num_classes)
-
-
-def _share(config: RunConfig, problem: Problem, client_id: int) -> Examples:
-    if problem.task.name == OWN_DATA or problem.task.train is None:
+def _share(problem: Problem, client_id: int) -> Shard:
+    if problem.task.on_nodes:
         raise ValueError(
-            "task own-data needs the node's own examples: give --node-config 'data-path=\"...\"'"
+            f"task {problem.task.name} needs the node's own examples: "
+            "give --node-config 'data-path=\"...\"'"
         )
-    if client_id >= config.num_clients:
-        raise ValueError(
-            f"client {client_id} has no share of the data: num-clients = {config.num_clients}"
-        )
-    indices = partition_indices(config, problem.task.train)[client_id]
-    return problem.task.train.select(indices)
+    return problem.shard(client_id)

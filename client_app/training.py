@@ -78,13 +78,16 @@ def train_clients(
         raise ValueError(f"{len(shards)} shards and {len(generators)} generators: one each")
     if chunk_size < 0:
         raise ValueError(f"chunk_size is {chunk_size}: it must be 0 (chosen here) or more")
-    params, losses = start.repeat(len(shards), 1), start.new_zeros(len(shards))
+    params, losses = start.new_empty(len(shards), *start.shape), start.new_empty(len(shards))
     # Clients of like size go together, so that little is padded.
     order = sorted(range(len(shards)), key=lambda i: shards[i].num_examples)
     for chunk in _chunks(order, chunk_size, model, shards, spec):
-        params[chunk], losses[chunk] = _train_chunk(
-            model, params[chunk], [shards[i] for i in chunk], spec, [generators[i] for i in chunk]
+        trained, trained_losses = _train_chunk(
+            model, start, [shards[i] for i in chunk], spec, [generators[i] for i in chunk]
         )
+        index = torch.tensor(chunk)
+        params.index_copy_(0, index, trained)
+        losses.index_copy_(0, index, trained_losses)
     return params, losses
 
 
@@ -98,11 +101,12 @@ def _chunks(
     """Parts the clients, given by ascending size, into groups that are trained together."""
     if chunk_size == 0 and model.batching == "loop":
         chunk_size = 1
+    numbers_per_example = shards[0].example[0].numel() if shards else 0
     chunk: list[int] = []
     for client in order:
         # The batch, the model, its gradient, and one more of the kind for the arithmetic.
-        batch = _rows(shards[client], spec) * _example(shards[client])[0].numel()
-        taken = 4 * (len(chunk) + 1) * (batch + 3 * model.dimension)
+        numbers = _rows(shards[client], spec) * numbers_per_example + 3 * model.dimension
+        taken = 4 * (len(chunk) + 1) * numbers
         if chunk and (len(chunk) == chunk_size if chunk_size else taken > _CHUNK_BYTES):
             yield chunk
             chunk = []
@@ -117,12 +121,12 @@ def _rows(shard: Shard, spec: LocalSGD) -> int:
 
 def _train_chunk(
     model: FlatModel,
-    params: Tensor,
+    start: Tensor,
     shards: Sequence[Shard],
     spec: LocalSGD,
     generators: Sequence[np.random.Generator],
 ) -> tuple[Tensor, Tensor]:
-    total = params.new_zeros(len(shards))
+    params, total = start.repeat(len(shards), 1), start.new_zeros(len(shards))
     for x, y, weights in _batches(shards, spec, generators, params.dtype):
         losses, gradients = model.loss_and_gradient(params, x, y, weights)
         if spec.weight_decay > 0:
@@ -144,27 +148,31 @@ def _batches(
     the largest client. The tensors are filled anew for the next batch."""
     counts = [_rows(shard, spec) for shard in shards]
     all_of_them = all(n == shard.num_examples for n, shard in zip(counts, shards, strict=True))
+    padded = min(counts) < max(counts)
     weights = torch.zeros(len(shards), max(counts), dtype=dtype)
     for client, n in enumerate(counts):
         weights[client, :n] = 1 / n
-    x, y = (one.new_empty(*weights.shape, *one.shape) for one in _example(shards[0]))
+    streams = [
+        iter(shard.batches(generator, spec.batch_size, spec.steps))
+        for shard, generator in zip(shards, generators, strict=True)
+    ]
+    x, y = (one.new_empty(*weights.shape, *one.shape) for one in shards[0].example)
     for step in range(spec.steps):
         # Where every client uses all it has, the first batch serves for every step.
         if step == 0 or not all_of_them:
-            for client, (shard, generator) in enumerate(zip(shards, generators, strict=True)):
-                own_x, own_y = shard.batch(generator, spec.batch_size)
-                _fill(x[client], own_x)
-                _fill(y[client], own_y)
+            own_x, own_y = zip(*map(next, streams), strict=True)
+            if padded:
+                _fill(x, own_x)
+                _fill(y, own_y)
+            else:
+                torch.stack(own_x, out=x)
+                torch.stack(own_y, out=y)
         yield x, y, weights
 
 
-def _fill(rows: Tensor, own: Tensor) -> None:
-    rows[: len(own)] = own
-    # Padded with an example of the client's own: weight 0 times a finite loss is 0.
-    rows[len(own) :] = own[0]
-
-
-def _example(shard: Shard) -> tuple[Tensor, Tensor]:
-    """Some example of the shard, for its shape and dtype."""
-    x, y = shard.batch(np.random.default_rng(0), 1)
-    return x[0], y[0]
+def _fill(rows: Tensor, parts: Sequence[Tensor]) -> None:
+    """Each client's part [n_i, ...] into its rows [B, n, ...], n_i <= n."""
+    for own, part in zip(rows, parts, strict=True):
+        own[: part.shape[0]] = part
+        # Padded with an example of the client's own: weight 0 times a finite loss is 0.
+        own[part.shape[0] :] = part[0]

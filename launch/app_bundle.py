@@ -50,5 +50,5 @@ def write_config(values: Mapping[str, Scalar], path: Path) -> Path:
     for key, value in values.items():
         if not isinstance(value, (str, int, float, bool)):
             raise ValueError(f"config key {key!r}: {value!r} is not a string, number or boolean")
-    path.write_text(tomli_w.dumps(dict(values)))
+    path.write_text(tomli_w.dumps(dict(values)), encoding="utf-8")
     return path

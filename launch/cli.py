@@ -7,8 +7,9 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from launch.calibrate import app as calibrate_app
 from launch.recipes import recipe_config
-from server_app.config import ConfigError, RunConfig, to_mapping
+from server_app.config import ConfigError
 
 app = typer.Typer(
     name="blackthorn",
@@ -16,6 +17,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
+app.add_typer(calibrate_app, name="calibrate")
 console = Console()
 
 Recipe = Annotated[Path, typer.Argument(help="Recipe: a TOML file of run-config keys.")]
@@ -91,23 +93,31 @@ def demo(
 
 
 @app.command()
-def keys() -> None:
+def pilot(recipe: Recipe, settings: Settings = None, output_dir: OutputDir = None) -> None:
+    """Measure a clipping threshold: the recipe once, honest and unclipped.
+
+    Example: blackthorn pilot recipes/demo.toml
+    """
+    from launch.pilot import NothingMeasured
+    from launch.pilot import pilot as run
+
+    try:
+        run(recipe, settings or (), output_dir, console)
+    except NothingMeasured as failure:
+        fail(str(failure))
+
+
+@app.command()
+def keys(
+    markdown: Annotated[bool, typer.Option(help="The table of docs/configuration.md.")] = False,
+) -> None:
     """List every run-config key with its default and meaning.
 
     Example: blackthorn keys
     """
-    defaults = to_mapping(RunConfig())
-    for name, field in RunConfig.model_fields.items():
-        key = name.replace("_", "-")
-        console.print(
-            f"{key} = {_toml(defaults[key])}\n    {field.description}",
-            markup=False,
-            highlight=False,
-        )
+    from launch.keys import key_document, key_lines
 
-
-def _toml(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else repr(value).replace("'", '"')
+    print(key_document() if markdown else "\n".join(key_lines()), end="" if markdown else "\n")
 
 
 def fail(reason: str) -> None:

@@ -49,16 +49,24 @@ class ControlApi:
 
     def status(self, run_id: int) -> RunStatus:
         """Raises KeyError for an unknown run and grpc.RpcError without a SuperLink."""
-        reply = self._stub.ListRuns(ListRunsRequest(run_id=run_id), timeout=_CALL_SECONDS)
-        status = reply.run_dict[run_id].status if run_id in reply.run_dict else None
-        if status is None:
-            raise KeyError(f"the SuperLink knows no run {run_id}")
+        try:
+            reply = self._stub.ListRuns(ListRunsRequest(run_id=run_id), timeout=_CALL_SECONDS)
+        except grpc.RpcError as error:
+            if error.code() == grpc.StatusCode.NOT_FOUND:
+                raise KeyError(f"the SuperLink knows no run {run_id}") from error
+            raise
+        status = reply.run_dict[run_id].status
         return RunStatus(status.status, status.sub_status, status.details)
 
     def stop(self, run_id: int) -> bool:
-        """Whether the run was stopped by this call."""
+        """Whether this call stopped the run; False if it had finished before."""
         request = StopRunRequest(run_id=run_id)
-        return bool(self._stub.StopRun(request, timeout=_CALL_SECONDS).success)
+        try:
+            return bool(self._stub.StopRun(request, timeout=_CALL_SECONDS).success)
+        except grpc.RpcError as error:
+            if error.code() == grpc.StatusCode.FAILED_PRECONDITION:
+                return False
+            raise
 
     def log(self, run_id: int, seconds: float = 2.0) -> str:
         """The ServerApp's output so far; of a run in progress, what arrives in `seconds`."""

@@ -18,16 +18,12 @@ SuperNode and SuperExec (`flower_programs.py`); False leaves Flower's 3 and 1 se
 
 import contextlib
 import json
-import os
-import secrets
-import signal
 import subprocess
 import sys
 import tempfile
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -36,57 +32,24 @@ import grpc
 
 from . import interrupts
 from .app_bundle import Scalar, stage_app, write_config
-from .control_api import ControlApi, RunStatus, is_serving
-from .ports import LOOPBACK, free_loopback_ports
-from .processes import ProcessGroup, ProcessKeeper
-from .workplace import (
-    CLUSTER_VARIABLE,
-    NODE_VARIABLE,
-    Workplace,
-    client_processes,
-    fork_server_command,
-    marked_processes,
-)
+from .control_api import RunStatus
+from .deployment import SUPERLINK, Deployment, DeploymentError, Node
+from .workplace import Workplace, client_processes
 
-FLOWER_MODULES = (
-    "flwr.superlink.cli",
-    "flwr.supernode.cli",
-    "flwr.supercore.cli",
-    "flwr.cli.app",
-)
+__all__ = ["APP_MODULES", "DeploymentError", "FlowerCluster", "Node", "RunStatus"]
+
 APP_MODULES = (
     "flwr.superlink.cli",
     "flwr.supernode.cli",
     "flwr.clientapp",
     "flwr.serverapp.strategy",
     "torch",
+    # torch.optim and torch.func import it at their first call, which costs as much as torch.
     "torch._dynamo",
     "sklearn.datasets",
     "torchvision.datasets",
 )
-_PORT_DRAWS = 5
-_GRACE_SECONDS = 5.0
 _SUBMIT_SECONDS = 120.0
-_SUPERLINK = "superlink"
-
-
-class DeploymentError(RuntimeError):
-    """A process of the deployment did not do its part; the message says which, and why."""
-
-
-@dataclass(frozen=True)
-class Node:
-    """One SuperNode.
-
-    `config` adds to its node config (`partition-id` and `num-partitions` are always there).
-    `program` ("module:function") runs in place of Flower's `flwr-clientapp`, with the same
-    command line. `path_prefix` is a folder of executables put first in the node's PATH.
-    """
-
-    config: Mapping[str, Scalar] = field(default_factory=dict)
-    program: str | None = None
-    path_prefix: Path | None = None
-    env: Mapping[str, str] = field(default_factory=dict)
 
 
 class FlowerCluster:
@@ -118,18 +81,18 @@ class FlowerCluster:
         self.logs = self.output_dir / "logs"
         self._warm = warm
         self._quick_polls = quick_polls
-        self._preload = preload
+        self._preload = preload if warm else None
         self._env = env or {}
         self._start_timeout = start_timeout
         self._num_runs = 0
+        self._signals = contextlib.ExitStack()
         self._context = contextlib.ExitStack()
-        self._supernodes: list[ProcessGroup] = []
-        self._vital: list[ProcessGroup] = []
+        self._deployment: Deployment | None = None
 
     def __enter__(self) -> Self:
-        self._context.enter_context(interrupts.termination_unwinds())
+        self._signals.enter_context(interrupts.termination_unwinds())
         try:
-            self._start(time.monotonic() + self._start_timeout)
+            self._start()
         except BaseException:
             self._end()
             raise
@@ -167,7 +130,7 @@ class FlowerCluster:
         try:
             done = subprocess.run(
                 ["flwr", "run", str(app), "local", "--format", "json", *overrides],
-                env=self._workplace.environment(_SUPERLINK),
+                env=self._workplace.environment(SUPERLINK),
                 cwd=self.output_dir,
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
@@ -200,7 +163,7 @@ class FlowerCluster:
         end = time.monotonic() + deadline
         try:
             while True:
-                self._check_vital()
+                self._running().check()
                 status = self._status_if_answered(run_id)
                 if status is not None and on_tick is not None:
                     on_tick(status)
@@ -223,18 +186,18 @@ class FlowerCluster:
 
     def dead_nodes(self) -> list[int]:
         """Indices of the nodes whose SuperNode has ended."""
-        return [index for index, node in enumerate(self._supernodes) if not node.alive]
+        return [index for index, node in enumerate(self._running().supernodes) if not node.alive]
 
     def kill_node(self, index: int) -> None:
         """SIGKILL a SuperNode, as a power cut would."""
-        self._supernodes[index].kill()
+        self._running().supernodes[index].kill()
 
     def client_processes(self, index: int) -> list[int]:
         """Process ids of the ClientApp that a node runs at the moment (none or one; Linux)."""
         return client_processes(self.id, index)
 
-    def _start(self, deadline: float) -> None:
-        self.logs.mkdir(parents=True, exist_ok=True)
+    def _start(self) -> None:
+        self.output_dir.mkdir(parents=True, exist_ok=True)
         folder = self._context.enter_context(
             tempfile.TemporaryDirectory(prefix="blackthorn-", ignore_cleanup_errors=True)
         )
@@ -246,163 +209,40 @@ class FlowerCluster:
             quick_polls=self._quick_polls,
             env=self._env,
         )
-        self._keeper = ProcessKeeper()
-        flower_socket, app_socket = self._workplace.flower_socket, self._workplace.app_socket
-        if self._warm:
-            self._start_fork_server("fork-server-flower", flower_socket, FLOWER_MODULES)
-            self._start_fork_server("fork-server-apps", app_socket, self._preload)
-            self._wait_for_fork_server(flower_socket, deadline)
-        addresses = self._start_superlink(deadline)
-        self._control = ControlApi(addresses["control"])
+        self._deployment = Deployment(
+            self.id, self.nodes, self._workplace, self.output_dir, self._preload
+        )
+        self._control = self._deployment.start(self._start_timeout)
         self._context.callback(self._control.close)
-        self._workplace.write_connection(_SUPERLINK, addresses["control"])
-        self._start_serverapp_executor(addresses["serverappio"])
-        for index, node in enumerate(self.nodes):
-            self._supernodes.append(self._start_supernode(index, node, addresses["fleet"]))
-        self._wait_for_nodes(deadline)
-        if self._warm:
-            self._wait_for_fork_server(app_socket, deadline)
 
-    def _launch(self, name: str, command: Sequence[str], env: Mapping[str, str]) -> ProcessGroup:
-        return self._keeper.start(
-            name, command, env=env, cwd=self.output_dir, log=self.logs / f"{name}.log"
-        )
+    def _running(self) -> Deployment:
+        if self._deployment is None:
+            raise DeploymentError("the cluster is not running: use it in a `with` block")
+        return self._deployment
 
-    def _start_fork_server(self, name: str, socket: Path, modules: Sequence[str]) -> None:
-        command = fork_server_command(socket, modules)
-        self._vital.append(self._launch(name, command, self._workplace.environment(name)))
-
-    def _wait_for_fork_server(self, socket: Path, deadline: float) -> None:
-        while not socket.exists():
-            self._check_vital()
-            if time.monotonic() > deadline:
-                raise DeploymentError(self._late("the fork server's imports are not done"))
-            time.sleep(0.02)
-
-    def _start_superlink(self, deadline: float) -> dict[str, str]:
-        """Start it on free ports and wait until it serves; its addresses by API."""
-        for _ in range(_PORT_DRAWS):
-            names = ("serverappio", "fleet", "control", "health")
-            ports = free_loopback_ports(len(names))
-            addresses = {
-                name: f"{LOOPBACK}:{port}" for name, port in zip(names, ports, strict=True)
-            }
-            superlink = self._launch(
-                _SUPERLINK,
-                _superlink_command(addresses, self._secret_file()),
-                self._workplace.environment(_SUPERLINK),
-            )
-            while superlink.alive and not is_serving(addresses["health"]):
-                self._check_vital()
-                if time.monotonic() > deadline:
-                    raise DeploymentError(self._late("the SuperLink is not ready"))
-                time.sleep(0.05)
-            if superlink.alive:
-                self._vital.append(superlink)
-                return addresses
-            if "in use" not in superlink.tail():
-                break
-        raise DeploymentError(_died(superlink))
-
-    def _secret_file(self) -> Path:
-        """The key with which our SuperExec, and nobody else on this machine, claims ServerApps."""
-        path = self._workplace.folder / "superexec-secret"
-        if not path.exists():
-            path.touch(mode=0o600)
-            path.write_bytes(secrets.token_bytes(32))
-        return path
-
-    def _start_serverapp_executor(self, address: str) -> None:
-        command = ["flower-superexec", "--insecure", "--plugin-type", "serverapp"]
-        command += ["--appio-api-address", address]
-        command += ["--superexec-auth-secret-file", str(self._secret_file())]
-        env = self._workplace.environment(_SUPERLINK)
-        self._vital.append(self._launch("superexec-serverapp", command, env))
-
-    def _start_supernode(self, index: int, node: Node, fleet_address: str) -> ProcessGroup:
-        name = f"supernode-{index}"
-        config = {"partition-id": index, "num-partitions": len(self.nodes), **node.config}
-        config_file = write_config(config, self._workplace.folder / f"{name}.toml")
-        path = [] if node.path_prefix is None else [node.path_prefix.resolve()]
-        if node.program is not None:
-            path.append(self._workplace.client_program(node.program))
-        command = ["flower-supernode", "--insecure", "--superlink", fleet_address]
-        command += ["--clientappio-api-address", f"{LOOPBACK}:0", "--node-config", str(config_file)]
-        extra = {**node.env, NODE_VARIABLE: str(index)}
-        return self._launch(
-            name, command, self._workplace.environment(name, path=path, extra=extra)
-        )
-
-    def _wait_for_nodes(self, deadline: float) -> None:
-        while True:
-            self._check_vital()
-            for index in self.dead_nodes():
-                raise DeploymentError(_died(self._supernodes[index]))
-            online = self._control.online_nodes()
-            if online >= len(self.nodes):
-                return
-            if time.monotonic() > deadline:
-                raise DeploymentError(
-                    self._late(f"only {online} of {len(self.nodes)} SuperNodes are online")
-                )
-            time.sleep(0.05)
-
-    def _check_vital(self) -> None:
-        """DeploymentError if a process without which no run can finish has ended."""
-        for group in self._vital:
-            if not group.alive:
-                raise DeploymentError(_died(group))
-        self._keeper.forget_ended()
-
-    def _late(self, state: str) -> str:
-        return f"{state} after {self._start_timeout:g} seconds; see {self.logs}"
+    def _end(self) -> None:
+        try:
+            # A second Ctrl-C does not interrupt the stopping, but makes it quick.
+            with interrupts.deferred() as held:
+                try:
+                    if self._deployment is not None:
+                        self._deployment.stop(hurry=lambda: bool(held))
+                        self._deployment = None
+                finally:
+                    self._context.close()
+        finally:
+            self._signals.close()
 
     def _status_if_answered(self, run_id: int) -> RunStatus | None:
         try:
             return self.status(run_id)
         except grpc.RpcError:
-            # A busy SuperLink may miss one call; a dead one is noticed by `_check_vital`.
+            # A busy SuperLink may miss one call; a dead one is found by `Deployment.check`.
             return None
 
     def _save_log(self, run_id: int) -> None:
         with contextlib.suppress(grpc.RpcError), (self.logs / "serverapp.log").open("a") as output:
             output.write(self.log(run_id))
-
-    def _end(self) -> None:
-        with interrupts.deferred() as held:
-            try:
-                self._stop_processes(lambda: bool(held))
-            finally:
-                self._context.close()
-
-    def _stop_processes(self, hurry: Callable[[], bool]) -> None:
-        keeper = getattr(self, "_keeper", None)
-        if keeper is None:
-            return
-        # Nodes sign off at the SuperLink, which therefore goes after them; the fork servers last.
-        superlink = [group for group in self._vital if group.name == _SUPERLINK]
-        executors = [group for group in self._vital if group.name == "superexec-serverapp"]
-        keeper.stop([*self._supernodes, *executors], _GRACE_SECONDS, hurry)
-        keeper.stop(superlink, _GRACE_SECONDS, hurry)
-        keeper.close(hurry)
-        # A ClientApp may have started processes outside its group.
-        for pid in marked_processes({f"{CLUSTER_VARIABLE}={self.id}".encode()}):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-
-
-def _superlink_command(addresses: Mapping[str, str], secret_file: Path) -> list[str]:
-    command = ["flower-superlink", "--insecure", "--isolation", "process"]
-    command += ["--superexec-auth-secret-file", str(secret_file)]
-    command += ["--serverappio-api-address", addresses["serverappio"]]
-    command += ["--fleet-api-address", addresses["fleet"]]
-    command += ["--control-api-address", addresses["control"]]
-    return [*command, "--health-server-address", addresses["health"]]
-
-
-def _died(group: ProcessGroup) -> str:
-    output = group.tail() or "no output"
-    return f"{group.name} ended with status {group.returncode}; the end of {group.log}:\n{output}"
 
 
 def _run_id(output: str, errors: str) -> int:

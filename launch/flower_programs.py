@@ -6,9 +6,10 @@ name, so a folder in front of PATH decides what they are:
 * forked from a server that has imported everything already (`warm_program`),
 * a Python function in a process of its own (`cold_program`).
 
-SuperNode and SuperExec wait a fixed 3, 1 and 0.5 seconds between two looks for work; Flower has
-no option for it. `supernode` and `superexec` are the same programs with these waits capped at
-BLACKTHORN_POLL_SECONDS. Everything else about them is Flower's own.
+SuperNode and SuperExec wait a fixed 3, 1 and 0.5 seconds between two looks for work, and whoever
+sees a message a moment before its content has arrived waits a second for it. Flower has no option
+for these times. `supernode`, `superexec` and `serverapp` are the same programs with the waits
+capped at BLACKTHORN_POLL_SECONDS. Everything else about them is Flower's own.
 """
 
 import importlib
@@ -18,8 +19,9 @@ import sys
 import time
 from pathlib import Path
 from types import ModuleType
+from typing import cast
 
-from .fork_server import exit_code, load_entry
+from .fork_server import load_entry, run_entry
 
 POLL_VARIABLE = "BLACKTHORN_POLL_SECONDS"
 STANDARD_ENTRIES = {
@@ -33,6 +35,7 @@ STANDARD_ENTRIES = {
 PACED_ENTRIES = {
     "flower-supernode": f"{__name__}:supernode",
     "flower-superexec": f"{__name__}:superexec",
+    "flwr-serverapp": f"{__name__}:serverapp",
 }
 _PACKAGE_ROOT = Path(__file__).resolve().parents[__name__.count(".")]
 
@@ -46,27 +49,45 @@ class _PacedTime(ModuleType):
         self.sleep = lambda seconds: time.sleep(min(seconds, longest))
 
 
-def _cap_waits(module: str) -> None:
-    waiting = importlib.import_module(module)
-    vars(waiting)["time"] = _PacedTime(float(os.environ[POLL_VARIABLE]))
+def _poll_seconds() -> float:
+    return float(os.environ[POLL_VARIABLE])
+
+
+def _cap_sleeps(module: str) -> None:
+    vars(importlib.import_module(module))["time"] = _PacedTime(_poll_seconds())
+
+
+def _cap_first_backoff() -> None:
+    """The wait before content that was announced, but has not arrived, is asked for again."""
+    from flwr.supercore.inflatable.inflatable_utils import pull_objects
+
+    defaults = cast(dict[str, float], pull_objects.__kwdefaults__)
+    defaults["initial_backoff"] = _poll_seconds()
 
 
 def supernode() -> None:
-    """`flower-supernode`, looking for messages and replies every BLACKTHORN_POLL_SECONDS."""
-    _cap_waits("flwr.supernode.start_client_internal")
+    """`flower-supernode` that looks for messages and replies every BLACKTHORN_POLL_SECONDS."""
+    _cap_sleeps("flwr.supernode.start_client_internal")
+    _cap_first_backoff()
     load_entry(STANDARD_ENTRIES["flower-supernode"])()
 
 
 def superexec() -> None:
-    """`flower-superexec`, looking for tasks every BLACKTHORN_POLL_SECONDS."""
-    _cap_waits("flwr.supercore.superexec.run_superexec")
+    """`flower-superexec` that looks for tasks every BLACKTHORN_POLL_SECONDS."""
+    _cap_sleeps("flwr.supercore.superexec.run_superexec")
     load_entry(STANDARD_ENTRIES["flower-superexec"])()
+
+
+def serverapp() -> None:
+    """`flwr-serverapp` that asks again for a reply's content after BLACKTHORN_POLL_SECONDS."""
+    _cap_first_backoff()
+    load_entry(STANDARD_ENTRIES["flwr-serverapp"])()
 
 
 def run_program() -> None:
     """`MODULE:FUNCTION NAME ARGUMENT ...`: run the function as the program NAME."""
     entry, *sys.argv = sys.argv[1:]
-    sys.exit(exit_code(load_entry(entry)))
+    sys.exit(run_entry(entry))
 
 
 def python_command(entry: str) -> list[str]:

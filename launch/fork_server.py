@@ -41,7 +41,7 @@ from typing import NoReturn
 _HEADER = struct.Struct("!I")
 _STATUS = struct.Struct("!i")
 _REQUEST_SECONDS = 10.0
-_DRAIN_SECONDS = 3.0
+_DRAIN_SECONDS = 2.0
 _HANDLED = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 1, 15, 36
 
@@ -260,11 +260,7 @@ def become(request: Request) -> NoReturn:
     sys.argv = list(request.argv)
     _prctl(_PR_SET_NAME, os.fsencode(Path(request.argv[0]).name))
     _reseed()
-    # The program imports its own modules, even where they bear the name of one of ours.
-    ours = __name__.partition(".")[0]
-    for name in [name for name in sys.modules if name.partition(".")[0] == ours]:
-        del sys.modules[name]
-    _end(exit_code(load_entry(request.entry)))
+    _end(run_entry(request.entry))
 
 
 def load_entry(entry: str) -> Callable[[], object]:
@@ -273,17 +269,13 @@ def load_entry(entry: str) -> Callable[[], object]:
     return getattr(importlib.import_module(module), function)
 
 
-def _reseed() -> None:
-    """Fresh global random generators, as every new process has."""
-    random.seed()
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        numpy.random.seed(int.from_bytes(os.urandom(4), "little"))
-
-
-def exit_code(function: Callable[[], object]) -> int:
-    """Run a program's main function; the exit code that Python would give it."""
+def run_entry(entry: str) -> int:
+    """Run a function as a program's main function; the exit code that Python would give it."""
     try:
+        function = load_entry(entry)
+        # An app that brings a package of this one's name must get its own.
+        for name in [name for name in sys.modules if f"{name}.".startswith(f"{__package__}.")]:
+            del sys.modules[name]
         result = function()
     except SystemExit as leaving:
         result = leaving.code
@@ -294,6 +286,14 @@ def exit_code(function: Callable[[], object]) -> int:
         return int(result or 0)
     print(result, file=sys.stderr)
     return 1
+
+
+def _reseed() -> None:
+    """Fresh global random generators, as every new process has."""
+    random.seed()
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed(int.from_bytes(os.urandom(4), "little"))
 
 
 def _end(code: int) -> NoReturn:

@@ -104,12 +104,16 @@ def _running_members(group: int) -> list[int]:
 
 
 class ProcessKeeper:
-    """Starts process groups and stops them, also when the launcher itself dies of SIGKILL."""
+    """Starts process groups and stops them, also when the launcher itself dies of SIGKILL.
 
-    def __init__(self) -> None:
+    `scratch` is a folder to remove in that case; in all others it is left to its owner.
+    """
+
+    def __init__(self, scratch: Path) -> None:
         self._groups: list[ProcessGroup] = []
+        warden = str(Path(__file__).with_name("warden.py"))
         self._warden = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(Path(__file__).with_name("warden.py"))],
+            [sys.executable, "-I", "-S", warden, str(scratch)],
             stdin=subprocess.PIPE,
             process_group=0,
             text=True,
@@ -149,7 +153,7 @@ class ProcessKeeper:
 
     def close(self, hurry: Callable[[], bool] = lambda: False) -> None:
         """Stop what still runs, and the warden."""
-        self.stop(list(self._groups), grace=2.0, hurry=hurry)
+        self.stop(list(self._groups), grace=4.0, hurry=hurry)
         with contextlib.suppress(BrokenPipeError):
             if self._warden.stdin:
                 self._warden.stdin.close()

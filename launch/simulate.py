@@ -1,6 +1,7 @@
 """`blackthorn simulate`: a recipe in one process, through the in-process engine."""
 
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
@@ -9,10 +10,16 @@ from launch.progress import RoundPrinter
 from server_app.config import ConfigError, RunConfig
 from server_app.run import execute, prepare
 from simulation.engine import EngineGrid
+from strategies.frame import Observer
 
 
-def simulate(config: RunConfig, console: Console, label: str = "") -> dict[str, Any]:
-    """Run `config` and return the summary.
+def simulate(
+    config: RunConfig,
+    console: Console,
+    label: str = "",
+    observers: Sequence[Observer] = (),
+) -> dict[str, Any]:
+    """Run `config`, with more `observers` of its rounds, and return the summary.
 
     Raises ConfigError with one line before anything is written or started.
     """
@@ -24,6 +31,6 @@ def simulate(config: RunConfig, console: Console, label: str = "") -> dict[str, 
     except ValueError as error:
         raise ConfigError(str(error)) from error
     printer = RoundPrinter(console, config.num_server_rounds, label)
-    summary = execute(prepared, grid, [printer])
+    summary = execute(prepared, grid, [printer, *observers])
     console.print(f"{label}run folder: {prepared.folder}", markup=False, highlight=False)
     return summary

@@ -1,12 +1,13 @@
 """Ends the process groups of a launcher that died without doing so itself (SIGKILL, a crash).
 
-Run as a program with the standard library alone. The launcher writes `+GROUP` when it starts a
-process group and `-GROUP` when that has ended; what is left when the pipe closes gets SIGTERM
-and, three seconds later, SIGKILL.
+Run as `python -I -S warden.py SCRATCH`, with the standard library alone. The launcher writes
+`+GROUP` when it starts a process group and `-GROUP` when that has ended; what is left when the
+pipe closes gets SIGTERM and, three seconds later, SIGKILL, and the folder SCRATCH is removed.
 """
 
 import contextlib
 import os
+import shutil
 import signal
 import sys
 import time
@@ -33,11 +34,14 @@ def end(groups: set[int], grace: float = _GRACE_SECONDS) -> None:
         for group in groups:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(group, number)
-        if groups and number is signal.SIGTERM:
+        if number is signal.SIGTERM:
             time.sleep(grace)
 
 
 if __name__ == "__main__":
     for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(ignored, signal.SIG_IGN)
-    end(watch(sys.stdin))
+    orphans = watch(sys.stdin)
+    if orphans:
+        end(orphans)
+        shutil.rmtree(sys.argv[1], ignore_errors=True)

@@ -12,8 +12,8 @@ CLUSTER_VARIABLE = "BLACKTHORN_CLUSTER"
 NODE_VARIABLE = "BLACKTHORN_NODE"
 # sun_path holds 108 bytes on Linux, 104 elsewhere.
 _LONGEST_SOCKET_PATH = 100
-# Together the processes of a cluster look for work this often a second.
-_LOOKS_A_SECOND = 50.0
+# So often a second all SuperNodes together look for messages, and all SuperExecs for tasks.
+_LOOKS_A_SECOND = 30.0
 
 
 class Workplace:
@@ -56,6 +56,8 @@ class Workplace:
                 f"temporary folder {folder}: too long a path for a Unix socket, "
                 "set TMPDIR to a shorter one"
             )
+        # Every message imports the app's modules again: let Python keep them compiled.
+        self._env.pop("PYTHONDONTWRITEBYTECODE", None)
         self._write_programs(quick_polls)
 
     def environment(

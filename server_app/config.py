@@ -42,12 +42,25 @@ class RunConfig(BaseModel):
     algorithm: Literal[
         "gfedavg", "fat-clipping-pr", "fat-clipping-pi", "ce-fedavg", "model-clipping", "rage"
     ] = Field("gfedavg", description="Published system that runs on the server.")
-    task: Literal["digits", "mnist", "fashion-mnist", "cifar10", "own-data"] = Field(
+    task: Literal[
+        "digits",
+        "mnist",
+        "fashion-mnist",
+        "cifar10",
+        "shakespeare",
+        "own-data",
+        "quadratic-noise",
+        "least-squares",
+    ] = Field(
         "digits", description="Data set and loss; own-data: every node brings its own examples."
     )
     model: str = Field(
         "auto",
-        description="auto (the task's usual model), logistic, mlp-H[-H...] (hidden sizes) or cnn.",
+        description="auto (the task's usual model), logistic, mlp-H[-H...] (hidden sizes), cnn, or "
+        "char-lstm[-H] (shakespeare).",
+    )
+    dtype: Literal["float32", "float64"] = Field(
+        "float32", description="Precision of the model, of training and of the messages."
     )
     input_shape: str = Field(
         "", description="own-data only: shape of one example, such as 1,28,28 or 64."
@@ -66,7 +79,12 @@ class RunConfig(BaseModel):
         "dirichlet",
         "two-majority",
         "full",
-    ] = Field("iid", description="How the training examples are dealt to the clients.")
+        "natural",
+    ] = Field(
+        "iid",
+        description="How the training examples are dealt to the clients; natural: as the data set "
+        "knows its clients (shakespeare).",
+    )
     shards_per_client: int = Field(5, ge=1, description="label-shards: shards a client gets.")
     classes_per_client: int = Field(2, ge=1, description="classes-per-client: classes a client.")
     dirichlet_alpha: float = Field(0.5, gt=0, description="dirichlet: concentration.")
@@ -74,6 +92,25 @@ class RunConfig(BaseModel):
         0, ge=0, description="dominant-label, two-majority: examples a client; 0: the scheme's own."
     )
     num_clients: int = Field(10, ge=1, description="Clients in the population.")
+
+    # Problems in closed form.
+    initial_point: float = Field(
+        1.0, description="quadratic-noise, least-squares: every coordinate of the first model."
+    )
+    problem: Literal["table-4", "claim-2.1"] = Field(
+        "table-4", description="least-squares: which problem of Zhang et al. the 3 clients hold."
+    )
+    problem_c: float = Field(1.0, gt=0, description="claim-2.1: c, the unit of the b_i.")
+    problem_k: float = Field(5.0, description="claim-2.1: k, where the third b_i = k c.")
+    problem_dimension: int = Field(10, ge=1, description="quadratic-noise: dimension d.")
+    noise_law: Literal["gaussian", "cauchy", "stable", "student-t"] = Field(
+        "gaussian", description="quadratic-noise: law of every coordinate of the noise."
+    )
+    noise_alpha: float = Field(
+        2.0, gt=0, le=2, description="stable: tail index alpha; 2 is N(0, 2), 1 is Cauchy."
+    )
+    noise_dof: float = Field(1.0, gt=0, description="student-t: degrees of freedom.")
+    noise_scale: float = Field(1.0, ge=0, description="quadratic-noise: factor on the noise.")
 
     # Who takes part in a round.
     participation: Literal["full", "fixed", "poisson"] = Field(
@@ -157,6 +194,11 @@ class RunConfig(BaseModel):
     # Running.
     seed: int = Field(0, ge=0, le=2**32 - 1, description="Seed of data split, model and sampling.")
     evaluate_every: int = Field(1, ge=1, description="Rounds between evaluations.")
+    instruments: bool = Field(
+        True,
+        description="Measure every client's update each round (norm, angle, tail index); not "
+        "private: they read each client's update.",
+    )
     checkpoint_every: int = Field(
         0, ge=0, description="Rounds between checkpoints; 0: only the final model."
     )

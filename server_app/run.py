@@ -14,13 +14,15 @@ from flwr.superlink.grid import InMemoryGrid
 from attacks import AttackingGrid, fixed_corrupt, redrawn_corrupt
 from server_app.build import build_strategy, check_attack
 from server_app.config import ConfigError, RunConfig
+from server_app.instrument_plots import plot_instruments
+from server_app.instruments import Instruments
 from server_app.plots import plot_accuracy
 from server_app.run_folder import RunFolder, choose_folder
 from strategies import NotEnoughClients
+from strategies.array_codec import decode
 from strategies.frame import EvaluateFn, Observer
 from strategies.reports import RoundReport
-from tasks.evaluation import evaluate
-from tasks.problem import Problem, load_problem, partition_shards
+from tasks.problem import Problem, load_problem
 
 logger = logging.getLogger("blackthorn")
 
@@ -43,8 +45,9 @@ def prepare(config: RunConfig) -> PreparedRun:
     folder = choose_folder(config)
     try:
         problem = load_problem(config)
-        if problem.task.train is not None:
-            partition_shards(config, problem.task.train)
+        if not problem.task.on_nodes:
+            # Whether the data can be dealt as configured, and their labels be flipped.
+            problem.poisoned(problem.shards()[0], config.attack)
     except ValueError as error:
         raise ConfigError(str(error)) from error
     return PreparedRun(config, problem, folder)
@@ -55,7 +58,9 @@ def execute(
 ) -> dict[str, Any]:
     """Run to the end and return summary.json's content; a failure is written there and raised."""
     config = prepared.config
-    folder = RunFolder(prepared.folder, config)
+    num_classes = prepared.problem.task.num_classes
+    instruments = Instruments(config.instruments, num_classes, config.seed)
+    folder = RunFolder(prepared.folder, config, instruments)
     try:
         _federate(prepared, grid, folder, observers)
     except BaseException as error:
@@ -63,6 +68,7 @@ def execute(
         raise
     summary = folder.finish("completed")
     plot_accuracy(prepared.folder)
+    plot_instruments(prepared.folder)
     return summary
 
 
@@ -122,18 +128,17 @@ def with_simulated_attack(config: RunConfig, grid: Grid) -> Grid:
 
 
 def server_evaluation(problem: Problem) -> EvaluateFn | None:
-    """Evaluation on the task's test set; None where the server has none."""
-    test = problem.task.test
-    if test is None:
+    """Evaluation by the task, for example on its test set; None where the server has nothing."""
+    if not problem.task.server_evaluates:
         return None
 
-    def evaluate_on_test_set(server_round: int, arrays: ArrayRecord) -> MetricRecord:
+    def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
         del server_round
-        state = {name: torch.from_numpy(arrays[name].numpy()) for name in arrays}
-        metrics = evaluate(problem.model, problem.model.flatten(state), test)
-        return MetricRecord(dict(metrics))
+        state = {name: torch.from_numpy(decode(array)) for name, array in arrays.items()}
+        params = problem.model.flatten(state)
+        return MetricRecord(dict(problem.task.evaluate(problem.model, params)))
 
-    return evaluate_on_test_set
+    return evaluate
 
 
 class _Checkpoints:

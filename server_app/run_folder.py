@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import tomli_w
@@ -39,12 +39,23 @@ def choose_folder(config: RunConfig) -> Path:
     return folder
 
 
+class ExtraFields(Protocol):
+    """What somebody else adds to the run folder's files."""
+
+    def of_round(self, report: RoundReport) -> Mapping[str, Any]:
+        """Fields of the round's line in metrics.jsonl; called once a round, in order."""
+
+    def of_run(self) -> Mapping[str, Any]:
+        """Fields of summary.json."""
+
+
 class RunFolder:
     """Writes what a run leaves behind. It is an observer: call it with each RoundReport."""
 
-    def __init__(self, path: Path, config: RunConfig) -> None:
+    def __init__(self, path: Path, config: RunConfig, extra: ExtraFields) -> None:
         self.path = path
         self._config = config
+        self._extra = extra
         self._began = time.monotonic()
         self._rounds = 0
         self._final: dict[str, float] = {}
@@ -61,7 +72,8 @@ class RunFolder:
         self._clients["replied"] += len(report.accepted)
         self._clients["rejected"] += len(report.rejected)
         self._final.update(report.metrics)
-        self._metrics.write(json.dumps(_finite(round_entry(report))) + "\n")
+        entry = {**round_entry(report), **self._extra.of_round(report)}
+        self._metrics.write(json.dumps(_finite(entry)) + "\n")
         self._metrics.flush()
 
     def set_output(self, server_round: int, metrics: Mapping[str, float]) -> None:
@@ -83,6 +95,7 @@ class RunFolder:
             "rounds_completed": self._rounds,
             "final": self._final,
             "output_round": self._output_round,
+            **self._extra.of_run(),
             "privacy": None,
             "clients": self._clients,
             "wall_seconds": round(time.monotonic() - self._began, 3),
@@ -129,6 +142,7 @@ def write_failure(folder: Path, config: RunConfig, reason: str) -> None:
             "rounds_completed": entries[-1]["round"] if entries else 0,
             "final": {key: last[key] for key in ("accuracy", "loss") if key in last},
             "output_round": None,
+            "catastrophic_failure": entries[-1].get("catastrophic_failure") if entries else None,
             "privacy": None,
             "clients": {
                 "invited": sum(e["invited"] for e in entries),
@@ -142,11 +156,18 @@ def write_failure(folder: Path, config: RunConfig, reason: str) -> None:
     )
 
 
+# What clients call their metrics must not hide what the server says of the round.
+_OWN_KEYS = (
+    *("round", "local_lr", "invited", "replied", "rejected", "filtered", "over_bound"),
+    *("seconds", "evaluated_by", "skipped", "instruments", "catastrophic_failure"),
+)
+
+
 def round_entry(report: RoundReport) -> dict[str, Any]:
     """One line of metrics.jsonl."""
     entry: dict[str, Any] = {
         "round": report.server_round,
-        **report.metrics,
+        **{key: value for key, value in report.metrics.items() if key not in _OWN_KEYS},
         "local_lr": report.local_lr,
         "invited": len(report.invited),
         "replied": len(report.accepted),

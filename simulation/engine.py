@@ -7,14 +7,13 @@ transport and the process per client are gone.
 from collections.abc import Iterable, Sequence
 from uuid import uuid4
 
-from flwr.app import Message, MessageType, RecordDict
+from flwr.app import Error, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 
 from client_app.app import local_training
 from client_app.bounding import bounded_models
 from client_app.messages import (
-    RoundRequest,
     enrolment_reply,
     read_round,
     start_vector,
@@ -23,33 +22,32 @@ from client_app.messages import (
 )
 from client_app.training import client_generator, train_clients
 from server_app.config import RunConfig
-from tasks.datasets import Examples
-from tasks.problem import Problem, partition_shards
-from tasks.shards import ExampleShard
+from tasks.problem import Problem
+from tasks.shards import Shard
 
 # Node ids only have to differ from Flower's own (0 and 1).
 _FIRST_NODE = 1000
+_CLIENT_APP_RAISED = 2  # Flower's code for a ClientApp that raised an exception
 
 
 class EngineGrid(Grid):
     """Grid of `config.num_clients` simulated clients of `problem`.
 
     `synchronous` tells the strategies that a reply is there as soon as it is asked for.
-    Raises ValueError for a task without training data (own-data).
+    Raises ValueError for a task whose examples are on the nodes (own-data).
     """
 
     synchronous = True
 
     def __init__(self, config: RunConfig, problem: Problem) -> None:
-        if problem.task.train is None:
+        if problem.task.on_nodes:
             raise ValueError(
                 f"task = {config.task} is not allowed in a simulation: the examples are on the "
                 "nodes; use blackthorn cluster"
             )
         self._config = config
         self._problem = problem
-        self._train = problem.task.train
-        self._shards = partition_shards(config, self._train)
+        self._shards = problem.shards()
         self._run = Run.create_empty(1)
         self._replies: dict[str, Message] = {}
 
@@ -107,47 +105,46 @@ class EngineGrid(Grid):
             return [self._enrol(message) for message in messages]
         if kind == MessageType.TRAIN:
             return self._train_cohort(messages)
-        raise ValueError(f"the simulation does not answer messages of type {kind!r}")
+        # As the ClientApp would: its clients hold nothing out, the server has a test set.
+        error = Error(_CLIENT_APP_RAISED, f"the simulation does not answer {kind!r} messages")
+        return [Message(error, reply_to=message) for message in messages]
 
     def _enrol(self, message: Message) -> Message:
-        client = message.metadata.dst_node_id - _FIRST_NODE
+        client = _client_of(message)
         return enrolment_reply(message, client, self._shards[client].num_examples)
 
     def _train_cohort(self, messages: Sequence[Message]) -> list[Message]:
-        requests = [read_round(message) for message in messages]
-        first = requests[0]
+        # The messages of a round differ in nothing but the client they go to.
+        request = read_round(messages[0])
         model = self._problem.model
-        shards = [
-            self._shard(request, message)
-            for request, message in zip(requests, messages, strict=True)
-        ]
-        start = start_vector(first.arrays, model)
+        shards = [self._shard(message) for message in messages]
+        start = start_vector(request.arrays, model)
         params, losses = train_clients(
             model,
             start,
             shards,
-            local_training(self._config, first.local_lr),
+            local_training(self._config, request.local_lr),
             [
-                client_generator(self._config.seed, request.server_round, request.client_id)
-                for request in requests
+                client_generator(self._config.seed, request.server_round, _client_of(message))
+                for message in messages
             ],
         )
-        params = bounded_models(self._config, start, params, first.local_lr)
+        params = bounded_models(self._config, start, params, request.local_lr)
+        answers = trained_arrays(request.arrays, model, params)
         return [
-            train_reply(
-                message,
-                trained_arrays(first.arrays, model, row),
-                shard.num_examples,
-                float(loss),
+            train_reply(message, arrays, shard.num_examples, loss)
+            for message, arrays, shard, loss in zip(
+                messages, answers, shards, losses.tolist(), strict=True
             )
-            for message, row, shard, loss in zip(messages, params, shards, losses, strict=True)
         ]
 
-    def _shard(self, request: RoundRequest, message: Message) -> ExampleShard:
+    def _shard(self, message: Message) -> Shard:
         """The client's shard; with flipped labels where the simulated attacker poisons them."""
-        shard = self._shards[request.client_id]
-        poison = message.content.config_records["config"].get("poison")
-        if poison != "label-flip":
-            return shard
-        honest = shard.examples
-        return ExampleShard(Examples(honest.x, self._problem.task.num_classes - 1 - honest.y))
+        shard = self._shards[_client_of(message)]
+        poison = message.content["config"].get("poison", "")
+        return self._problem.poisoned(shard, str(poison))
+
+
+def _client_of(message: Message) -> int:
+    """The client that the node holds: its id is never the server's to tell."""
+    return message.metadata.dst_node_id - _FIRST_NODE

@@ -33,12 +33,27 @@ def weighted_mean(
 
 @dataclass(frozen=True)
 class RageFilter:
-    """Mean of the updates that survive RAGE (Data and Diggavi, Algorithm 2)."""
+    """Mean of the updates that survive RAGE (Data and Diggavi, Algorithm 2).
+
+    Raises ValueError for a fraction of a third or more, and for unknown options.
+    """
 
     corruption: CorruptionBound
     stop: Literal["count", "appendix-f"] = "count"
     coordinates: int | None = None
     average: Literal["uniform", "weighted"] = "uniform"
+
+    def __post_init__(self) -> None:
+        # The rule itself would refuse these only in a round, which would be skipped for it.
+        fraction = self.corruption.fraction
+        if fraction is not None and fraction >= 1 / 3:
+            raise ValueError(f"corrupt_fraction = {fraction} is not allowed: less than a third")
+        if self.stop not in ("count", "appendix-f"):
+            raise ValueError(f"stop = {self.stop!r} is not allowed: count or appendix-f")
+        if self.average not in ("uniform", "weighted"):
+            raise ValueError(f"average = {self.average!r} is not allowed: uniform or weighted")
+        if self.coordinates is not None and self.coordinates < 1:
+            raise ValueError(f"coordinates = {self.coordinates} is not allowed: at least 1")
 
     def __call__(
         self,

@@ -1,7 +1,7 @@
 """Sending a round's messages and collecting the replies, with a deadline that holds.
 
 Flower's own `send_and_receive` pulls all replies in one call: a client that announces a reply and
-never uploads it holds that call for minutes, and a reply that cannot be decoded raises out of it.
+never uploads it holds that call for minutes, and a reply that cannot be read raises out of it.
 Here every reply is pulled on its own, in its own thread, and the deadline is ours.
 """
 
@@ -35,7 +35,7 @@ def exchange(
 ) -> list[Delivery]:
     """Send `messages` (one a client) and return one Delivery a client, at most `timeout` later.
 
-    Never raises for what a client did: replies that are late, missing or cannot be decoded come
+    Never raises for what a client did: replies that are late, missing or cannot be read come
     back as a Delivery without message.
     """
     awaited = send(grid, messages, clients, timeout)
@@ -111,6 +111,7 @@ class AwaitedReply:
         self._client = client
         self._deadline = deadline
         self._result = result
+        self._stop: BaseException | None = None
         self._settled = threading.Event()
         if result is not None:
             self._settled.set()
@@ -129,7 +130,9 @@ class AwaitedReply:
         return self._settled.is_set() or time.monotonic() >= self._deadline
 
     def delivery(self) -> Delivery:
-        """What came, or that nothing did."""
+        """What came, or that nothing did. Raises what the grid raises when the run is over."""
+        if self._stop is not None:
+            raise self._stop
         return self._result or Delivery(self._client, None, LATE)
 
     def _look(self, grid: Grid, message_id: str, interval: float) -> None:
@@ -137,8 +140,12 @@ class AwaitedReply:
             try:
                 replies = list(grid.pull_messages([message_id]))
             except Exception as error:  # whatever a client put into its reply ends here
-                reason = f"the reply cannot be decoded: {type(error).__name__}: {error}"
+                reason = f"the reply cannot be read: {type(error).__name__}: {error}"
                 self._settle(Delivery(self._client, None, reason))
+                return
+            except BaseException as stop:  # Flower's way to say that the run was stopped
+                self._stop = stop
+                self._settled.set()
                 return
             if replies:
                 self._settle(Delivery(self._client, replies[0]))

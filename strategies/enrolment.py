@@ -14,13 +14,15 @@ from typing import Literal
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
-from .delivery import Delivery, exchange
-from .screening import NUM_EXAMPLES, RejectedReply, content_of, sane_count, scalar_metrics
+from .delivery import AwaitedReply, Delivery, send
+from .screening import RejectedReply, content_of, one_line, read_count, scalar_metrics
 
 CLIENT_ID = "client-id"
 MAX_CLIENT_ID = 2**31 - 1
 _MAX_ATTEMPTS = 3
 _POLL_SECONDS = 0.5
+# How long a round waits for new nodes that may hold a client that is missing.
+_GRACE_SECONDS = 5.0
 
 logger = logging.getLogger("blackthorn")
 
@@ -31,7 +33,7 @@ class NotEnoughClients(RuntimeError):
 
 @dataclass(frozen=True)
 class Client:
-    """An enrolled client. `num_examples` is what it declared first, None where unknown."""
+    """An enrolled client. `num_examples` is what it declared first, None where nobody asked."""
 
     client_id: int
     node_id: int
@@ -46,65 +48,102 @@ class ClientRegistry:
         self._clients: dict[int, Client] = {}
         self._online: set[int] = set()
         self._attempts: dict[int, int] = {}
+        self._asked: dict[int, AwaitedReply] = {}
+        # Nodes that hold a client which another node holds too, in the order of their answers.
+        self._waiting: dict[int, Client] = {}
+
+    def __len__(self) -> int:
+        return len(self._clients)
+
+    def __getitem__(self, client_id: int) -> Client:
+        return self._clients[client_id]
 
     def clients(self) -> list[int]:
-        """Ids of all clients that ever enrolled, ascending: the population to sample from."""
-        return sorted(self._clients)
+        """Ids of the population to sample from, ascending: all clients that ever enrolled.
+
+        A node's own id is not stable: with `identity = "node"` only who is connected counts.
+        """
+        return self.online() if self._identity == "node" else sorted(self._clients)
 
     def online(self) -> list[int]:
         """Ids of the clients whose node is connected, ascending."""
         return sorted(c for c, client in self._clients.items() if client.node_id in self._online)
 
-    def __getitem__(self, client_id: int) -> Client:
-        return self._clients[client_id]
+    def awaited(self) -> set[int]:
+        """Nodes that were asked and have neither answered nor missed their time."""
+        return set(self._asked)
 
-    def is_online(self, client_id: int) -> bool:
-        """Whether the client's node is connected."""
-        return self._clients[client_id].node_id in self._online
+    def refresh(self, grid: Grid, timeout: float) -> set[int]:
+        """See who is connected, ask the nodes not seen yet, take in who has answered.
 
-    def refresh(self, grid: Grid, timeout: float) -> None:
-        """Look who is connected and enrol the nodes not seen yet, within `timeout` seconds."""
+        Never waits: a node may answer within `timeout` seconds, and is taken in by a later call.
+        Returns the nodes that were asked.
+        """
         self._online = set(grid.get_node_ids())
-        known = {client.node_id for client in self._clients.values()}
+        if self._identity == "node":
+            new_nodes = self._online - self._clients.keys()
+            self._clients.update((node, Client(node, node, None)) for node in new_nodes)
+            return set()
+        self._take_answers()
+        self._take_over()
+        holders = {client.node_id for client in self._clients.values()}
+        known = holders | self._asked.keys() | self._waiting.keys()
         new = [
             node
             for node in sorted(self._online - known)
             if self._attempts.get(node, 0) < _MAX_ATTEMPTS
         ]
-        if not new:
-            return
-        if self._identity == "node":
-            for node in new:
-                self._clients[node] = Client(node, node, None)
-            return
         for node in new:
             self._attempts[node] = self._attempts.get(node, 0) + 1
-        for delivery in exchange(grid, [_query(node, timeout) for node in new], new, timeout):
-            self._enrol(delivery)
+        questions = [_query(node, timeout) for node in new]
+        self._asked.update(zip(new, send(grid, questions, new, timeout), strict=True))
+        self._take_answers()
+        return set(new)
+
+    def _take_answers(self) -> None:
+        """Enrol the nodes whose answer has come; a node without one may be asked again."""
+        for node, answer in list(self._asked.items()):
+            if answer.over():
+                del self._asked[node]
+                self._enrol(answer.delivery())
 
     def _enrol(self, delivery: Delivery) -> None:
         node = delivery.client
-        if delivery.message is None:
-            logger.warning("node %s did not enrol: %s", node, delivery.problem)
-            return
         try:
+            if delivery.message is None:
+                raise RejectedReply(delivery.problem)
             client_id, num_examples = read_enrolment(delivery.message)
         except RejectedReply as rejection:
-            logger.warning("node %s did not enrol: %s", node, rejection)
+            logger.warning("node %s did not enrol: %s", node, one_line(str(rejection)))
             return
-        before = self._clients.get(client_id)
-        if before is not None and before.node_id in self._online:
-            self._attempts[node] = _MAX_ATTEMPTS
-            logger.warning(
-                "node %s refused: client %d is connected as node %s",
-                node,
-                client_id,
-                before.node_id,
-            )
+        client = Client(client_id, node, num_examples)
+        holder = self._clients.get(client_id)
+        if holder is None or holder.node_id not in self._online:
+            self._assign(client)
             return
+        self._waiting[node] = client
+        logger.warning(
+            "node %s refused: client %d is connected as node %s", node, client_id, holder.node_id
+        )
+
+    def _take_over(self) -> None:
+        """Let a refused node hold its client once the other node is gone.
+
+        A node that is restarted registers anew before the server knows that the old one is dead.
+        """
+        for node, client in list(self._waiting.items()):
+            if node not in self._online:
+                del self._waiting[node]
+            elif self._clients[client.client_id].node_id not in self._online:
+                del self._waiting[node]
+                self._assign(client)
+
+    def _assign(self, client: Client) -> None:
         # A client that comes back keeps the weight it enrolled with first.
-        count = num_examples if before is None else before.num_examples
-        self._clients[client_id] = Client(client_id, node, count)
+        before = self._clients.get(client.client_id, client)
+        self._clients[client.client_id] = Client(
+            client.client_id, client.node_id, before.num_examples
+        )
 
     def wait_for(self, grid: Grid, num_clients: int, minimum: int, timeout: float) -> None:
         """Wait until `num_clients` are enrolled, at most `timeout` seconds.
@@ -114,7 +153,7 @@ class ClientRegistry:
         """
         deadline = time.monotonic() + timeout
         while True:
-            self.refresh(grid, max(1.0, deadline - time.monotonic()))
+            self.refresh(grid, timeout)
             if len(self.online()) >= num_clients:
                 return
             if time.monotonic() >= deadline:
@@ -129,13 +168,21 @@ class ClientRegistry:
     def wait_for_any(self, grid: Grid, minimum: int, timeout: float) -> None:
         """Refresh; where fewer than `minimum` are connected, give them `timeout` seconds.
 
-        A round that nobody can answer would be over at once, and a run with it.
+        A round that nobody can answer would be over at once, and a run with it. Where clients are
+        missing, new nodes have a moment to say that they hold them.
         """
-        deadline = time.monotonic() + timeout
-        self.refresh(grid, timeout)
-        while len(self.online()) < max(1, minimum) and time.monotonic() < deadline:
-            time.sleep(_POLL_SECONDS)
-            self.refresh(grid, max(1.0, deadline - time.monotonic()))
+        began = time.monotonic()
+        asked: set[int] = set()
+        while True:
+            asked |= self.refresh(grid, timeout)
+            waited = time.monotonic() - began
+            online = len(self.online())
+            hopeful = online < len(self._clients) and bool(asked & self.awaited())
+            if online >= max(1, minimum) and not (hopeful and waited < _GRACE_SECONDS):
+                return
+            if waited >= timeout:
+                return
+            time.sleep(min(_POLL_SECONDS, timeout - waited))
 
     def _missing(self, num_clients: int) -> str:
         if self._identity == "node":
@@ -144,14 +191,16 @@ class ClientRegistry:
         return f"; missing: {_shorten(missing)}" if missing else ""
 
 
-def read_enrolment(message: Message) -> tuple[int, int | None]:
-    """Client id and number of examples from a node's answer. Raises RejectedReply."""
-    metrics = scalar_metrics(content_of(message))
-    value = metrics.get(CLIENT_ID, -1.0)
+def read_enrolment(message: Message) -> tuple[int, int]:
+    """Client id and number of examples (1 if it declares none) from a node's answer.
+
+    Raises RejectedReply.
+    """
+    content = content_of(message)
+    value = scalar_metrics(content).get(CLIENT_ID, -1.0)
     if not 0 <= value <= MAX_CLIENT_ID or value != int(value):
         raise RejectedReply(f"client-id = {value:g} is not an integer from 0 to 2^31 - 1")
-    count = sane_count(metrics[NUM_EXAMPLES]) if NUM_EXAMPLES in metrics else None
-    return int(value), count
+    return int(value), read_count(content) or 1
 
 
 def _query(node: int, timeout: float) -> Message:

@@ -36,6 +36,10 @@ class FatClippingPI(FederatedStrategy):
         """K λ in gradient units."""
         return self._local_steps * self._clip_norm.in_gradient_units(local_lr)
 
+    def roundings(self) -> int:
+        """K: the bound is on single steps, and each of them is added to the model."""
+        return self._local_steps
+
     def bound(self, updates: torch.Tensor, model: torch.Tensor, local_lr: float) -> torch.Tensor:
         """clip(u_i, K λ) of every row of `updates` [K, d]."""
         del model

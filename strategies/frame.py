@@ -21,11 +21,11 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from .aggregators import Aggregator, weighted_mean
 from .bounding import row_norms
-from .delivery import Delivery, exchange
+from .delivery import Delivery, attribute_replies, exchange
 from .enrolment import CLIENT_ID, ClientRegistry
 from .federated_evaluation import average_metrics
 from .global_model import GlobalModel
-from .inbox import attribute_replies, screen_inbox
+from .inbox import screen_inbox
 from .learning_rate import LocalRate
 from .output_iterate import IterateKeeper, OutputIterate
 from .participation import FullParticipation, Participation, participation_generator
@@ -52,7 +52,8 @@ class FrameOptions(TypedDict, total=False):
     local_rate: η_l, or a LocalRate that changes over rounds (1.0: gradient and parameter units
         are the same, which is right for any rule without a threshold).
     server_step: η_g, momentum and projection (ServerStep()).
-    weighting: "uniform", or "num-examples" capped by what a client enrolled with.
+    weighting: "uniform", or "num-examples" capped by what a client enrolled with (with identity
+        "node" nobody was asked, so there the clients' claims count).
     identity: "node" (any Flower ClientApp) or "query" (stable ids, asked of each node once).
     num_clients: clients to wait for before the first round (2), at most start_timeout seconds
         (120); the run goes on with fewer if there are at least min_replies.
@@ -87,6 +88,10 @@ class _Broadcast:
     messages: list[Message]
     began: float
 
+    def sort(self, replies: Iterable[Message]) -> list[Delivery]:
+        """One Delivery a client, for replies that Flower collected itself."""
+        return attribute_replies(replies, self.messages, self.clients)
+
 
 class FederatedStrategy(Strategy):
     """Base of all systems: averages screened updates; no reply can raise out of a round."""
@@ -108,6 +113,7 @@ class FederatedStrategy(Strategy):
         seed: int = 0,
         observers: Sequence[Observer] = (),
     ) -> None:
+        _check_options(weighting, identity, evaluate_every)
         self._aggregate = aggregator
         self._participation = participation or FullParticipation()
         self._rate = local_rate if isinstance(local_rate, LocalRate) else LocalRate(local_rate)
@@ -126,7 +132,7 @@ class FederatedStrategy(Strategy):
         self._model: GlobalModel | None = None
         self.output_round = 0
         self._broadcast = _Broadcast(0, [], [], 0.0)
-        self._evaluators: list[int] = []
+        self._evaluation = _Broadcast(0, [], [], 0.0)
 
     def bound(
         self,
@@ -140,6 +146,10 @@ class FederatedStrategy(Strategy):
     def norm_bound(self, local_lr: float) -> float:  # noqa: ARG002 (as in `bound`)
         """Largest norm, in gradient units, that an honest client's update has."""
         return math.inf
+
+    def roundings(self) -> int:
+        """How often an honest client rounds its model after it has bounded its influence."""
+        return 1
 
     # A run.
 
@@ -163,6 +173,7 @@ class FederatedStrategy(Strategy):
         self.summary()
         result = Result()
         self._model = GlobalModel.of(initial_arrays)
+        self._local_lr, self._accuracy = self._rate.initial, None
         self._enrol_all(grid)
         chosen = IterateKeeper(self._output, num_rounds, self._seed)
         chosen.see(0, initial_arrays, self._evaluate_initial(result, initial_arrays, evaluate_fn))
@@ -201,7 +212,7 @@ class FederatedStrategy(Strategy):
         """Draw the cohort and write its messages (nothing is sent yet)."""
         if self._model is None or not self._model.issued(arrays):
             self._model = GlobalModel.of(arrays)
-        if not self._registry.clients():
+        if len(self._registry) == 0:
             self._enrol_all(grid)
         self._send_round(server_round, config, grid, None)
         return self._broadcast.messages
@@ -210,8 +221,8 @@ class FederatedStrategy(Strategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Screen, bound, combine, step; the global model stays as it was in a skipped round."""
-        clients = self._broadcast.clients if server_round == self._broadcast.server_round else []
-        report = self._close_round(self._sort_replies(replies, clients))
+        del server_round
+        report = self._close_round(self._broadcast.sort(replies))
         self._local_lr = self._rate.after_round(self._local_lr, None)
         self._publish(report)
         return self._require_model().arrays(), report.metric_record()
@@ -220,19 +231,15 @@ class FederatedStrategy(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Messages that ask every connected client to evaluate the model."""
-        self._registry.refresh(grid, self._start_timeout)
-        self._evaluators = self._registry.online()
-        return [
-            self._message(client, arrays, config, server_round, MessageType.EVALUATE, None)
-            for client in self._evaluators
-        ]
+        self._send_evaluation(server_round, arrays, config, grid, None)
+        return self._evaluation.messages
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
         """Mean of the clients' sane metrics, weighted by their (capped) example counts."""
         del server_round
-        return self._average(self._sort_replies(replies, self._evaluators))
+        return average_metrics(self._evaluation.sort(replies), self._capped)
 
     # The steps of a round.
 
@@ -258,6 +265,25 @@ class FederatedStrategy(Strategy):
         ]
         self._broadcast = _Broadcast(server_round, cohort, messages, began)
 
+    def _send_evaluation(
+        self,
+        server_round: int,
+        arrays: ArrayRecord,
+        config: ConfigRecord | None,
+        grid: Grid,
+        timeout: float | None,
+    ) -> None:
+        """Messages to every connected client: fill `self._evaluation`."""
+        began = time.monotonic()
+        self._registry.refresh(grid, self._start_timeout)
+        clients = self._registry.online()
+        full = ConfigRecord(dict(config or {}))
+        messages = [
+            self._message(client, arrays, full, server_round, MessageType.EVALUATE, timeout)
+            for client in clients
+        ]
+        self._evaluation = _Broadcast(server_round, clients, messages, began)
+
     def _message(
         self,
         client: int,
@@ -279,14 +305,14 @@ class FederatedStrategy(Strategy):
         """Screening, bounding, aggregation and server step of the round that was broadcast."""
         model = self._require_model()
         replied = time.monotonic()
-        contributions, rejected = screen_inbox(inbox, model.layout)
+        contributions, rejected = screen_inbox(inbox, model, self._local_lr)
         report = RoundReport(
             server_round=self._broadcast.server_round,
-            invited=self._broadcast.clients,
+            invited=list(self._broadcast.clients),
             accepted=list(contributions),
             rejected=rejected,
             local_lr=self._local_lr,
-            model=model.current,
+            model=model.current.clone(),
             seconds={"training": replied - self._broadcast.began},
         )
         for rejection in rejected:
@@ -310,8 +336,9 @@ class FederatedStrategy(Strategy):
     def _update_model(
         self, model: GlobalModel, contributions: dict[int, Contribution], report: RoundReport
     ) -> None:
-        updates = model.updates([c.parameters for c in contributions.values()], self._local_lr)
+        updates = torch.stack([c.update for c in contributions.values()])
         report.updates = updates
+        report.norm_bound = self.norm_bound(self._local_lr)
         report.over_bound = self._over_bound(updates, model.current, report.accepted)
         generator = _rule_generator(self._seed, report.server_round)
         try:
@@ -320,14 +347,12 @@ class FederatedStrategy(Strategy):
                 self._weights(contributions),
                 generator,
             )
+            model.step(self._step, aggregate.vector, self._local_lr)
         except ValueError as error:
-            report.skipped = f"the rule cannot aggregate: {error}"
+            report.skipped = f"the updates cannot be aggregated: {error}"
             return
-        if not bool(torch.isfinite(aggregate.vector).all()):
-            report.skipped = "the aggregate is not finite"
-            return
-        model.step(self._step, aggregate.vector, self._local_lr)
-        report.model = model.current
+        report.model = model.current.clone()
+        report.aggregate = aggregate.vector.clone()
         report.weights = aggregate.weights
         report.iterations = aggregate.iterations
         kept = aggregate.survivors.tolist()
@@ -341,8 +366,10 @@ class FederatedStrategy(Strategy):
         if bound == math.inf:
             return []
         norms = row_norms(updates)
-        # w_i = w_t - η_l u_i was rounded to the model's precision on its way here.
-        rounding = torch.finfo(model.dtype).eps * float(row_norms(model[None])) / self._local_lr
+        # w_i = w_t - η_l u_i was rounded to the model's precision on its way here: where the steps
+        # are small, every time in the same direction.
+        length = float(row_norms(model[None])) / self._local_lr + bound
+        rounding = self.roundings() * torch.finfo(model.dtype).eps * length
         limit = bound * (1 + 1e-5) + rounding
         return [c for c, norm in zip(clients, norms.tolist(), strict=True) if norm > limit]
 
@@ -370,7 +397,8 @@ class FederatedStrategy(Strategy):
         """Round 0: the initial model's metrics, where the server can evaluate it."""
         if evaluate_fn is None:
             return {}
-        report = RoundReport(0, [], [], [], self._local_lr, self._require_model().current)
+        model = self._require_model().current.clone()
+        report = RoundReport(0, [], [], [], self._local_lr, model)
         report.metrics = _record(result, 0, evaluate_fn(0, arrays))
         report.evaluated_by = "server"
         self._note_accuracy(report.metrics)
@@ -393,17 +421,15 @@ class FederatedStrategy(Strategy):
             report.metrics = _record(result, server_round, evaluate_fn(server_round, arrays))
             report.evaluated_by = "server"
         else:
-            full = ConfigRecord(dict(config or {}))
-            messages = list(self.configure_evaluate(server_round, arrays, full, grid))
-            metrics = self._average(exchange(grid, messages, self._evaluators, timeout))
+            self._send_evaluation(server_round, arrays, config, grid, timeout)
+            asked = self._evaluation
+            inbox = exchange(grid, asked.messages, asked.clients, timeout)
+            metrics = average_metrics(inbox, self._capped)
             if metrics is not None:
                 result.evaluate_metrics_clientapp[server_round] = metrics
                 report.metrics = _scalars(metrics)
                 report.evaluated_by = "clients"
         report.seconds["evaluation"] = time.monotonic() - began
-
-    def _average(self, inbox: list[Delivery]) -> MetricRecord | None:
-        return average_metrics(inbox, self._capped)
 
     def _note_accuracy(self, metrics: dict[str, float]) -> float | None:
         """Remember this evaluation's accuracy; returns what was gained since the last one."""
@@ -415,18 +441,19 @@ class FederatedStrategy(Strategy):
         for observer in self._observers:
             observer(report)
 
-    def _sort_replies(self, replies: Iterable[Message], clients: Sequence[int]) -> list[Delivery]:
-        nodes = {self._registry[client].node_id: client for client in clients}
-        return attribute_replies(replies, clients, nodes, self._sent_ids())
-
-    def _sent_ids(self) -> dict[str, int]:
-        sent = zip(self._broadcast.messages, self._broadcast.clients, strict=True)
-        return {message.metadata.message_id: client for message, client in sent}
-
     def _require_model(self) -> GlobalModel:
         if self._model is None:
             raise RuntimeError("the strategy has no model yet: call start or configure_train")
         return self._model
+
+
+def _check_options(weighting: str, identity: str, evaluate_every: int) -> None:
+    if weighting not in ("uniform", "num-examples"):
+        raise ValueError(f"weighting = {weighting!r} is not allowed: uniform or num-examples")
+    if identity not in ("query", "node"):
+        raise ValueError(f"identity = {identity!r} is not allowed: query or node")
+    if evaluate_every < 1:
+        raise ValueError(f"evaluate_every = {evaluate_every} is not allowed: at least 1")
 
 
 def _rule_generator(seed: int, server_round: int) -> np.random.Generator:

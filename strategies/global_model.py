@@ -1,12 +1,12 @@
 """The global model between rounds: its vector w, the server's buffers and the momentum."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from flwr.app import Array, ArrayRecord
+from flwr.app import ArrayRecord
 
+from .array_codec import encode_state
 from .layout import ModelLayout
 from .server_step import ServerStep
 
@@ -35,22 +35,24 @@ class GlobalModel:
         """The model as a state_dict in Flower's form (the same object until the model moves)."""
         if self._arrays is None:
             state = self.layout.unflatten(self.current, self.buffers)
-            self._arrays = ArrayRecord({name: Array(value) for name, value in state.items()})
+            self._arrays = encode_state(state)
         return self._arrays
 
     def issued(self, arrays: ArrayRecord) -> bool:
         """Whether `arrays` is what `arrays()` handed out."""
         return arrays is self._arrays
 
-    def updates(self, local_models: Sequence[torch.Tensor], local_lr: float) -> torch.Tensor:
-        """u_i = (w_t − w_i)/η_l as rows [K, d], in gradient units, in the layout's dtype."""
-        rows = torch.empty((len(local_models), self.layout.dimension), dtype=self.current.dtype)
-        for row, local in zip(rows, local_models, strict=True):
-            torch.sub(self.current, local, out=row)
-        return rows.div_(local_lr)
+    def update(self, local: torch.Tensor, local_lr: float) -> torch.Tensor:
+        """u_i = (w_t − w_i)/η_l [d] of the local model w_i, in gradient units."""
+        return (self.current - local).div_(local_lr)
 
     def step(self, step: ServerStep, aggregate: torch.Tensor, local_lr: float) -> None:
-        """Move w by the server step with the aggregate [d] in gradient units."""
-        self.velocity = step.velocity(self.velocity, aggregate.to(self.current.dtype))
-        self.current = step.apply(self.current, self.velocity, local_lr, self.initial)
-        self._arrays = None
+        """Move w by the server step with the aggregate [d] in gradient units.
+
+        Raises ValueError, and leaves everything as it was, if w would not stay finite.
+        """
+        velocity = step.velocity(self.velocity, aggregate.to(self.current.dtype))
+        moved = step.apply(self.current, velocity, local_lr, self.initial)
+        if not bool(torch.isfinite(moved).all()):
+            raise ValueError("the model would not stay finite")
+        self.velocity, self.current, self._arrays = velocity, moved, None

@@ -1,50 +1,27 @@
-"""From messages to one outcome a client: whose reply is it, and does it count."""
+"""From deliveries to one outcome a client: what it contributes, or why it does not count."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 
-from flwr.app import Message
-
-from .delivery import LATE, Delivery
-from .layout import ModelLayout
+from .delivery import Delivery
+from .global_model import GlobalModel
 from .reports import Rejection
-from .screening import Contribution, RejectedReply, screen_reply
-
-
-def attribute_replies(
-    replies: Iterable[Message],
-    clients: Sequence[int],
-    client_of_node: Mapping[int, int],
-    client_of_message: Mapping[str, int],
-) -> list[Delivery]:
-    """One Delivery a client of the cohort, for replies that Flower collected itself.
-
-    Errors written by the SuperLink carry its own node id, so the message a reply answers decides
-    whose it is, and the node only where that is not known. A second reply does not count.
-    """
-    found: dict[int, Message] = {}
-    for reply in replies:
-        client = client_of_message.get(reply.metadata.reply_to_message_id)
-        if client is None:
-            client = client_of_node.get(reply.metadata.src_node_id)
-        if client is not None:
-            found.setdefault(client, reply)
-    return [
-        Delivery(client, found.get(client), "" if client in found else LATE) for client in clients
-    ]
+from .screening import Contribution, RejectedReply, one_line, screen_reply
 
 
 def screen_inbox(
-    inbox: Iterable[Delivery], layout: ModelLayout
+    inbox: Iterable[Delivery], model: GlobalModel, local_lr: float
 ) -> tuple[dict[int, Contribution], list[Rejection]]:
     """Contributions by client id, in the inbox's order, and the rejected with their reasons."""
     contributions: dict[int, Contribution] = {}
     rejected = []
     for delivery in inbox:
-        if delivery.message is None:
-            rejected.append(Rejection(delivery.client, delivery.problem))
-            continue
         try:
-            contributions[delivery.client] = screen_reply(delivery.message, layout)
+            if delivery.message is None:
+                raise RejectedReply(delivery.problem)
+            contributions[delivery.client] = screen_reply(delivery.message, model, local_lr)
         except RejectedReply as rejection:
-            rejected.append(Rejection(delivery.client, str(rejection)))
+            rejected.append(Rejection(delivery.client, one_line(str(rejection))))
+        except Exception as error:  # what screening did not think of must not end the round
+            reason = f"the reply cannot be read: {type(error).__name__}: {error}"
+            rejected.append(Rejection(delivery.client, one_line(reason)))
     return contributions, rejected

@@ -43,9 +43,8 @@ class OutputIterate:
         """Probabilities of t = 1..T for the random rules, float64 [T]."""
         if self.rule == "uniform":
             return np.full(num_rounds, 1 / num_rounds)
-        # In logarithms, from the largest: the weights grow like (1 − c)^{−T}.
-        logs = np.arange(num_rounds) * -math.log1p(-self.contraction)
-        weights = np.exp(logs - logs[-1])
+        # Relative to the largest, (1 − c)^{T−t}: the weights themselves would overflow.
+        weights = np.exp(np.arange(num_rounds)[::-1] * math.log1p(-self.contraction))
         return weights / weights.sum()
 
 
@@ -75,8 +74,8 @@ class IterateKeeper:
 
 def is_better(metrics: dict[str, float], best: dict[str, float] | None) -> bool:
     """Whether an evaluation beats the best so far: higher accuracy, else lower loss."""
-    score = _score(metrics)
-    return math.isfinite(score) and (best is None or score > _score(best))
+    score, beaten = _score(metrics), -math.inf if best is None else _score(best)
+    return math.isfinite(score) and (math.isnan(beaten) or score > beaten)
 
 
 def _score(metrics: dict[str, float]) -> float:

@@ -36,20 +36,36 @@ class FullParticipation:
 
 @dataclass(frozen=True)
 class FixedParticipation:
-    """`size` clients drawn uniformly without replacement (all of them where fewer are known)."""
+    """`size` clients drawn uniformly without replacement (all of them where fewer are known).
+
+    Raises ValueError for a size below 1.
+    """
 
     size: int
 
+    def __post_init__(self) -> None:
+        if self.size < 1:
+            raise ValueError(f"cohort size = {self.size} is not allowed: at least 1")
+
     def sample(self, clients: Sequence[int], generator: np.random.Generator) -> list[int]:
-        size = min(self.size, len(clients))
-        return sorted(int(c) for c in generator.choice(sorted(clients), size, replace=False))
+        # Positions are drawn, not ids: NumPy would turn node ids of 64 bits into floats.
+        known = sorted(clients)
+        size = min(self.size, len(known))
+        return sorted(known[i] for i in generator.choice(len(known), size, replace=False))
 
 
 @dataclass(frozen=True)
 class PoissonParticipation:
-    """Every client on its own with probability `sample_rate`: the cohort may be empty."""
+    """Every client on its own with probability `sample_rate`: the cohort may be empty.
+
+    Raises ValueError for a rate outside (0, 1].
+    """
 
     sample_rate: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.sample_rate <= 1:
+            raise ValueError(f"sample rate = {self.sample_rate} is not allowed: 0 to 1, not 0")
 
     def sample(self, clients: Sequence[int], generator: np.random.Generator) -> list[int]:
         joins = generator.random(len(clients)) < self.sample_rate

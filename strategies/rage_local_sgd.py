@@ -12,7 +12,8 @@ class Rage(FederatedStrategy):
 
     `num_corrupt` is the assumed number of corrupt clients in a round; or `corrupt_fraction`, for
     ⌊fraction · replies⌋. `stop`, `coordinates` and `average` are those of the function `rage`.
-    The other options are those of FrameOptions.
+    The other options are those of FrameOptions without `aggregator`; by default a run waits for
+    3 · num_corrupt + 1 clients, the fewest among which the filter can protect.
     Raises ValueError unless exactly one of the first two is given, below a third.
     """
 
@@ -26,6 +27,10 @@ class Rage(FederatedStrategy):
         average: Literal["uniform", "weighted"] = "uniform",
         **frame: Unpack[FrameOptions],
     ) -> None:
+        if "aggregator" in frame:
+            raise ValueError("aggregator is not allowed: Rage has its own, GFedAvg takes any")
         corruption = CorruptionBound(num_corrupt, corrupt_fraction)
+        if num_corrupt is not None:
+            frame.setdefault("num_clients", max(2, 3 * num_corrupt + 1))
         frame["aggregator"] = RageFilter(corruption, stop, coordinates, average)
         super().__init__(**frame)

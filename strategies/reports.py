@@ -1,5 +1,6 @@
 """What a round tells its observers."""
 
+import math
 from dataclasses import dataclass, field
 
 import torch
@@ -21,8 +22,10 @@ class RoundReport:
     `accepted` lists the clients whose replies passed screening, in the order of the rows of
     `updates` [K, d] (gradient units, before bounding) and of `weights` [K] (the rule's own).
     `filtered` are the accepted clients that the rule left out, `over_bound` those whose update was
-    longer than the algorithm allows. `skipped` says why the model was
-    left as it was (None: it was updated). `metrics` are the evaluation's, empty in rounds without.
+    longer than `norm_bound`, the longest that the algorithm allows, in gradient units. `aggregate`
+    [d] is what the rule made of the bounded updates (None: the round was skipped). `skipped` says
+    why the model was left as it was (None: it was updated). `metrics` are the evaluation's, empty
+    in rounds without.
     """
 
     server_round: int
@@ -35,6 +38,8 @@ class RoundReport:
     weights: torch.Tensor | None = None
     filtered: list[int] = field(default_factory=list)
     over_bound: list[int] = field(default_factory=list)
+    norm_bound: float = math.inf
+    aggregate: torch.Tensor | None = None
     skipped: str | None = None
     iterations: int = 0
     metrics: dict[str, float] = field(default_factory=dict)

@@ -10,7 +10,9 @@ class ClippingSchedule:
     """What a theorem prescribes up to constants. Orders, not tuned values.
 
     `global_lr` is η_g η_l; `local_lr_at_most` bounds η_l; `clip_norm` is λ in gradient units
-    (None where the theorem leaves it open); `rate` is the bound's order.
+    (None where the theorem leaves it open); `rate` is the bound's order. In Theorem 4 the printed
+    bound on η_l leaves the term K² η_l² λ^{2−α} of the theorem's own inequality K² times above
+    `rate`: with a further factor 1/K all terms are of one order.
     """
 
     theorem: int
@@ -42,8 +44,8 @@ def fat_clipping_schedule(
     if strong_convexity is None:
         nonconvex = _theorem_2 if variant == "pr" else _theorem_4
         return nonconvex(clients, local_steps, rounds, alpha)
-    if strong_convexity <= 0:
-        raise ValueError(f"mu = {strong_convexity:g} is not allowed: greater than 0")
+    if not 0 < strong_convexity < math.inf:
+        raise ValueError(f"mu = {strong_convexity:g} is not allowed: greater than 0 and finite")
     convex = _theorem_1 if variant == "pr" else _theorem_3
     return convex(clients, local_steps, rounds, alpha, strong_convexity)
 

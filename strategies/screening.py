@@ -3,7 +3,6 @@
 A header can lie, so nothing is believed that was not checked on the payload itself.
 """
 
-import io
 import math
 from dataclasses import dataclass
 
@@ -11,50 +10,55 @@ import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 
+from .array_codec import NUMPY, read_header
+from .global_model import GlobalModel
 from .layout import ModelLayout
 
 NUM_EXAMPLES = "num-examples"
 MAX_EXAMPLES = 10**12
-# The .npy header is text in front of the data; Flower's own take 128 bytes.
-_MAX_NPY_HEADER = 4096
+# Rules take products of up to four updates in float64; every float32 is far below this.
+MAX_UPDATE = 1e70
 
 
 class RejectedReply(ValueError):
-    """A reply that does not count; the message is the reason, in one line."""
+    """A reply that does not count; the message is the reason."""
 
 
 @dataclass(frozen=True)
 class Contribution:
-    """What one client's reply brings: its local model w_i as a vector [d], and its count."""
+    """What one client's reply brings: its update u_i [d] in gradient units, and its count."""
 
-    parameters: torch.Tensor
+    update: torch.Tensor
     num_examples: int | None
     metrics: dict[str, float]
 
 
-def screen_reply(message: Message, layout: ModelLayout) -> Contribution:
-    """Decode a training reply and check it against the global model's layout.
+def screen_reply(message: Message, model: GlobalModel, local_lr: float) -> Contribution:
+    """Decode a training reply, check it against the global model and form the update.
 
     Raises RejectedReply for an error reply, missing, extra or misshapen entries, a payload that
-    differs from its header, a wrong dtype, a value that is not finite, or an insane count.
+    differs from its header, a wrong dtype, a value that is not finite (also after the division
+    by the learning rate), or an insane count. Raises nothing else, whatever is in the reply.
     """
     content = content_of(message)
-    records = list(content.array_records.values())
+    records = [record for record in content.values() if isinstance(record, ArrayRecord)]
     if len(records) != 1:
         raise RejectedReply(f"{len(records)} array records in the reply, expected 1")
-    state = decode_state(records[0], layout)
-    vector = layout.flatten(state)
-    if not bool(torch.isfinite(vector).all()):
-        raise RejectedReply("the model has values that are not finite")
-    metrics = scalar_metrics(content)
-    return Contribution(vector, _num_examples(metrics), metrics)
+    local = model.layout.flatten(decode_state(records[0], model.layout))
+    update = model.update(local, local_lr)
+    low, high = map(float, torch.aminmax(update))
+    if not -MAX_UPDATE <= low <= high <= MAX_UPDATE:  # false for NaN too
+        if not bool(torch.isfinite(local).all()):
+            raise RejectedReply("the model has values that are not finite")
+        raise RejectedReply("the update is too large for its precision")
+    return Contribution(update, read_count(content), scalar_metrics(content))
 
 
 def content_of(message: Message) -> RecordDict:
     """The reply's content. Raises RejectedReply if the client answered with an error."""
     if message.has_error():
-        reason = " ".join(str(message.error.reason or "no reason given").split())
-        raise RejectedReply(f"error {message.error.code}: {reason[:300]}")
+        reason = message.error.reason or "no reason given"
+        raise RejectedReply(f"error {message.error.code}: {reason}")
     if not message.has_content():
         raise RejectedReply("the reply is empty")
     return message.content
@@ -76,48 +80,75 @@ def decode_state(record: ArrayRecord, layout: ModelLayout) -> dict[str, np.ndarr
 
 def _decode_array(name: str, array: Array, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     """Decode one .npy payload without allocating what its header merely promises."""
-    if array.stype != "numpy.ndarray":
+    if array.stype != NUMPY:
         raise RejectedReply(f"{name}: unknown serialisation {array.stype[:40]!r}")
-    stream = io.BytesIO(array.data)
     try:
-        version = np.lib.format.read_magic(stream)
-        read_header = {
-            (1, 0): np.lib.format.read_array_header_1_0,
-            (2, 0): np.lib.format.read_array_header_2_0,
-        }[version]
-        real_shape, fortran, real_dtype = read_header(stream, max_header_size=_MAX_NPY_HEADER)
-    except (ValueError, KeyError, EOFError, SyntaxError, TypeError, MemoryError):
+        header, real_shape, fortran, real_dtype = read_header(array.data)
+    # NumPy's reader evaluates the header as Python: a hostile one ends in an IndexError, a
+    # TokenError, a RecursionError, ...
+    except Exception:
         raise RejectedReply(f"{name}: the payload is not a NumPy array") from None
     if real_dtype != dtype:
-        raise RejectedReply(f"{name}: dtype {real_dtype}, expected {dtype}")
-    if tuple(real_shape) != shape:
-        raise RejectedReply(f"{name}: shape {tuple(real_shape)}, expected {shape}")
-    body = memoryview(array.data)[stream.tell() :]
+        raise RejectedReply(f"{name}: dtype {_shown(real_dtype)}, expected {dtype}")
+    if real_shape != shape:
+        raise RejectedReply(f"{name}: shape {_shown(real_shape)}, expected {shape}")
+    body = memoryview(array.data)[header:]
     if len(body) != math.prod(shape) * dtype.itemsize:
         raise RejectedReply(f"{name}: {len(body)} bytes of data do not fit shape {shape}")
     flat = np.frombuffer(body, dtype=dtype)
     return flat.reshape(shape, order="F" if fortran else "C")
 
 
+def _shown(value: object) -> str:
+    """`value` as text for a reason, cut short; Python refuses to write very long integers."""
+    try:
+        text = str(value)
+    except ValueError:
+        return "beyond all measure"
+    return text if len(text) <= 80 else f"{text[:80]}..."
+
+
 def scalar_metrics(content: RecordDict) -> dict[str, float]:
-    """All scalar numbers in the reply's metric records, by name."""
-    metrics = {}
-    for record in content.metric_records.values():
-        if isinstance(record, MetricRecord):
-            for key, value in record.items():
-                if isinstance(value, int | float):
-                    metrics[key] = float(value)
-    return metrics
+    """All scalar numbers in the reply's metric records, by name, but for its count."""
+    return {
+        key: _as_float(value)
+        for record in _metric_records(content)
+        for key, value in record.items()
+        if isinstance(value, int | float) and key != NUM_EXAMPLES
+    }
 
 
-def _num_examples(metrics: dict[str, float]) -> int | None:
-    if NUM_EXAMPLES not in metrics:
-        return None
-    return sane_count(metrics[NUM_EXAMPLES])
+def read_count(content: RecordDict) -> int | None:
+    """The reply's number of examples, None where it has none.
+
+    Raises RejectedReply unless it is a number from 1 to 10^12.
+    """
+    for record in _metric_records(content):
+        value = record.get(NUM_EXAMPLES)
+        if value is None:
+            continue
+        if not isinstance(value, int | float):
+            raise RejectedReply(f"{NUM_EXAMPLES} = {_shown(value)} is not a number")
+        count = _as_float(value)
+        if not 1 <= count <= MAX_EXAMPLES:  # false for NaN too
+            raise RejectedReply(f"{NUM_EXAMPLES} = {count:g} is not a count from 1 to 10^12")
+        return int(count)
+    return None
 
 
-def sane_count(value: float) -> int:
-    """`value` as a number of examples. Raises RejectedReply unless 1 <= value <= 10^12."""
-    if not 1 <= value <= MAX_EXAMPLES:  # false for NaN too
-        raise RejectedReply(f"num-examples = {value:g} is not a count from 1 to 10^12")
-    return int(value)
+def _metric_records(content: RecordDict) -> list[MetricRecord]:
+    return [record for record in content.values() if isinstance(record, MetricRecord)]
+
+
+def _as_float(value: int | float) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
+
+
+def one_line(text: str) -> str:
+    """`text` from a client, fit for a log and a terminal: one line, printable, not long."""
+    printable = "".join(c if c.isprintable() else " " for c in text[:1000])
+    line = " ".join(printable.split())
+    return line if len(line) <= 300 else f"{line[:300]}..."

@@ -1,5 +1,6 @@
 """The server step w_{t+1} = Proj( w_t − η_g η_l · momentum( agg(u_i) ) ), in gradient units."""
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -10,11 +11,22 @@ class ServerStep:
     """Two-sided learning rate, heavy-ball momentum v ← βv + a, projection onto an L2 ball.
 
     `projection_radius` is the radius around the initial model; None: no projection.
+    Raises ValueError for a rate or radius that is not positive, or momentum outside [0, 1).
     """
 
     server_lr: float = 1.0
     momentum: float = 0.0
     projection_radius: float | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.server_lr < math.inf:
+            raise ValueError(f"server_lr = {self.server_lr} is not allowed: positive and finite")
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"momentum = {self.momentum} is not allowed: from 0, less than 1")
+        if self.projection_radius is not None and not self.projection_radius > 0:
+            raise ValueError(
+                f"projection_radius = {self.projection_radius} is not allowed: greater than 0"
+            )
 
     def velocity(self, previous: torch.Tensor | None, aggregate: torch.Tensor) -> torch.Tensor:
         """v_t [d] from v_{t−1} (None: zero) and the aggregate a_t [d], in gradient units."""

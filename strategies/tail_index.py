@@ -35,13 +35,22 @@ def tail_index(samples: Any, block_size: int = 10) -> float:
         ValueError: for block_size < 2, fewer than one block, other shapes, non-finite samples,
             or samples that are all equal.
     """
+    growth = inverse_tail_index(samples, block_size)
+    return 1 / growth if growth > 0 else math.inf
+
+
+def inverse_tail_index(samples: Any, block_size: int = 10) -> float:
+    """1/α̂ of `tail_index`, which unlike α̂ may be averaged over several sets of samples.
+
+    Takes and raises what `tail_index` does. The answer is 0 or less when the sums are not longer
+    than the samples.
+    """
     values = _checked(samples, block_size)
     blocks = len(values) // block_size
     values = values[: blocks * block_size]
     values = values - np.median(values, axis=0)
     sums = values.reshape(blocks, block_size, -1).sum(axis=1)
-    growth = _mean_log_norm(sums) - _mean_log_norm(values)
-    return math.log(block_size) / growth if growth > 0 else math.inf
+    return (_mean_log_norm(sums) - _mean_log_norm(values)) / math.log(block_size)
 
 
 def _mean_log_norm(vectors: np.ndarray) -> float:

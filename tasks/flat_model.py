@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
 ExampleLoss = Callable[[Tensor, Tensor], Tensor]
+LossAndGradient = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 BATCHINGS = ("vmap", "loop")
 
 
@@ -22,6 +23,10 @@ class FlatModel:
     ``batching`` says how several clients are computed: ``"vmap"`` all at once, ``"loop"`` one
     after the other (for layers that vmap cannot do, or does slowly). By default it is the
     module's attribute ``batching``, or else ``"vmap"``.
+
+    A module that knows its gradient in closed form can have the method
+    ``analytic_loss_and_gradient``, with arguments and result of ``loss_and_gradient``: it is then
+    used in place of automatic differentiation.
     """
 
     def __init__(
@@ -46,6 +51,7 @@ class FlatModel:
         if self.dimension == 0:
             raise ValueError("the module has 0 trainable parameters: it needs at least 1")
         self._batched_gradient = vmap(grad_and_value(self._weighted_loss))
+        self._analytic: LossAndGradient | None = getattr(module, "analytic_loss_and_gradient", None)
 
     def flatten(self, state_dict: Mapping[str, Tensor]) -> Tensor:
         """The vector [d] of a state_dict, a copy; its entries that are not part of w are ignored.
@@ -96,6 +102,8 @@ class FlatModel:
         1 for each client; padding has weight 0. No client's result depends on another's.
         """
         x = self._as_input(x, params.dtype)
+        if self._analytic is not None:
+            return self._analytic(params, x, y, weights)
         if len(params) > 1 and self.batching == "vmap":
             views, losses = self._batched_gradient(self.unflatten(params), x, y, weights)
             return losses, torch.cat([view.flatten(1) for view in views.values()], dim=1)

@@ -49,8 +49,8 @@ def build_model(name: str, input_shape: tuple[int, ...], num_classes: int, seed:
     * ``mlp-25``, ``mlp-200-100``, ...: hidden layers of these widths with ReLU.
     * ``cnn``: SmallCNN, for inputs [C, H, W].
 
-    Weights and biases of the last two are uniform within ±1/sqrt(fan_in), PyTorch's default,
-    from a generator of their own that is seeded by ``seed``.
+    Weights of the last two are N(0, 2/fan_in), the law for ReLU networks (He et al., 2015), from
+    a generator of their own that is seeded by ``seed``; biases start at zero.
 
     Raises ValueError for another name, or a shape that the model cannot take.
     """
@@ -95,8 +95,8 @@ def _perceptron(inputs: int, widths: list[int], outputs: int) -> nn.Module:
 def _initialise(module: nn.Module, generator: torch.Generator) -> None:
     for layer in module.modules():
         if isinstance(layer, nn.Linear | nn.Conv2d):
-            bound = 1 / math.sqrt(layer.weight[0].numel())
-            for parameter in layer.parameters():
-                nn.init.uniform_(parameter, -bound, bound, generator=generator)
+            deviation = math.sqrt(2 / layer.weight[0].numel())
+            nn.init.normal_(layer.weight, 0.0, deviation, generator=generator)
+            nn.init.zeros_(layer.bias)
         elif isinstance(layer, nn.GroupNorm):
             layer.reset_parameters()

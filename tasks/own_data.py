@@ -39,12 +39,13 @@ def load_own_data(path: str, input_shape: tuple[int, ...], num_classes: int) -> 
 
 def _read_npz(path: Path) -> tuple[np.ndarray, np.ndarray]:
     try:
+        if not zipfile.is_zipfile(path):
+            raise ValueError("it is no zip archive")
         with np.load(path, allow_pickle=False) as archive:
-            if not isinstance(archive, np.lib.npyio.NpzFile):
-                raise ValueError("a single array")
-            missing = [key for key in ("x", "y") if key not in archive]
-            if missing:
-                raise ValueError(f"it has no array {' and no array '.join(missing)}")
+            for key in ("x", "y"):
+                # A member that is not in NumPy's format comes back as bytes.
+                if key not in archive or not isinstance(archive[key], np.ndarray):
+                    raise ValueError(f"it has no array {key}")
             return archive["x"], archive["y"]
     except (
         OSError,

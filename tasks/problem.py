@@ -1,52 +1,29 @@
 """A run's learning problem: the task, its model, and who holds which examples."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
-import numpy as np
 import torch
 
-from tasks.datasets import Examples
+from tasks import labelled, least_squares, quadratic_noise, shakespeare
 from tasks.flat_model import FlatModel
-from tasks.models import build_model
-from tasks.partitions import partition
-from tasks.shards import ExampleShard
-from tasks.task import Task, default_model, load_task
+from tasks.shards import ExampleShard, Shard, with_flipped_labels
+from tasks.task import ProblemConfig, Task, torch_dtype
 
-
-class ProblemConfig(Protocol):
-    """The keys of the run configuration that name a learning problem."""
-
-    @property
-    def task(self) -> str: ...
-    @property
-    def model(self) -> str: ...
-    @property
-    def input_shape(self) -> str: ...
-    @property
-    def num_classes(self) -> int: ...
-    @property
-    def data_dir(self) -> str: ...
-    @property
-    def partition(self) -> str: ...
-    @property
-    def shards_per_client(self) -> int: ...
-    @property
-    def classes_per_client(self) -> int: ...
-    @property
-    def dirichlet_alpha(self) -> float: ...
-    @property
-    def examples_per_client(self) -> int: ...
-    @property
-    def num_clients(self) -> int: ...
-    @property
-    def seed(self) -> int: ...
+_LOADERS: dict[str, Callable[[ProblemConfig], Task]] = {
+    **dict.fromkeys(labelled.TASK_NAMES, labelled.load),
+    "shakespeare": shakespeare.load,
+    "quadratic-noise": quadratic_noise.load,
+    "least-squares": least_squares.load,
+}
+TASK_NAMES = tuple(_LOADERS)
 
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """Task and model. `state()` is the initial model as a state_dict."""
+    """Task and model of a run. `state()` is the initial model as a state_dict."""
 
+    config: ProblemConfig
     task: Task
     model: FlatModel
 
@@ -54,32 +31,40 @@ class Problem:
         """The module's state_dict: the initial model w_1 and the buffers."""
         return dict(self.model.module.state_dict())
 
+    def shards(self) -> Sequence[Shard]:
+        """What every client trains on, in the order of the clients' ids.
+
+        Raises ValueError where the examples are the nodes' own, or cannot be dealt as configured.
+        """
+        return self.task.shards(self.config)
+
+    def shard(self, client_id: int) -> Shard:
+        """What one client trains on. Raises ValueError for a client that has no share."""
+        if not 0 <= client_id < self.config.num_clients:
+            raise ValueError(
+                f"client {client_id} has no share of the data: num-clients = "
+                f"{self.config.num_clients}"
+            )
+        return self.shards()[client_id]
+
+    def poisoned(self, shard: Shard, poison: str) -> Shard:
+        """The shard of a client whose operator poisons it; "label-flip" is y -> C - 1 - y, and
+        every other word leaves it as it is. Raises ValueError where there are no labels to flip.
+        """
+        if poison != "label-flip":
+            return shard
+        if not isinstance(shard, ExampleShard) or self.task.num_classes == 0:
+            raise ValueError(f"label-flip is impossible: task {self.task.name!r} has no labels")
+        return with_flipped_labels(shard, self.task.num_classes)
+
 
 def load_problem(config: ProblemConfig) -> Problem:
-    """Load the task's data and build the initial model from the seed.
+    """Load the task's data and build the initial model from the seed, in the run's dtype.
 
     Raises ValueError (DataUnavailable for absent data) with one line.
     """
-    task = load_task(config.task, config.data_dir, config.input_shape, config.num_classes)
-    name = default_model(config.task) if config.model == "auto" else config.model
-    module = build_model(name, task.input_shape, task.num_classes, config.seed)
-    return Problem(task, FlatModel(module, task.example_loss))
-
-
-def partition_indices(config: ProblemConfig, train: Examples) -> list[np.ndarray]:
-    """Indices of every client's training examples: a pure function of (data, clients, seed)."""
-    return partition(
-        train.y,
-        config.partition,
-        config.num_clients,
-        config.seed,
-        shards_per_client=config.shards_per_client,
-        classes_per_client=config.classes_per_client,
-        dirichlet_alpha=config.dirichlet_alpha,
-        examples_per_client=config.examples_per_client,
-    )
-
-
-def partition_shards(config: ProblemConfig, train: Examples) -> list[ExampleShard]:
-    """Every client's shard of `train`, in the order of the clients' ids."""
-    return [ExampleShard(train, indices) for indices in partition_indices(config, train)]
+    if config.task not in _LOADERS:
+        raise ValueError(f"task {config.task!r} is unknown: allowed are {', '.join(TASK_NAMES)}")
+    task = _LOADERS[config.task](config)
+    module = task.module(config.model, config.seed).to(torch_dtype(config))
+    return Problem(config, task, FlatModel(module, task.example_loss))

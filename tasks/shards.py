@@ -1,5 +1,6 @@
 """A client's examples, and how a batch of them is drawn."""
 
+from collections.abc import Iterable
 from typing import Protocol
 
 import numpy as np
@@ -8,19 +9,31 @@ from torch import Tensor
 
 from tasks.datasets import Examples
 
+# What a shard without end counts as: alike for all, and a count that a server accepts.
+ENDLESS = 10**9
+
 
 class Shard(Protocol):
     """What local training needs to know of a client's data."""
 
     @property
     def num_examples(self) -> int:
-        """How many examples the client has."""
+        """How many examples the client has; ENDLESS where every batch is new."""
+
+    @property
+    def example(self) -> tuple[Tensor, Tensor]:
+        """One input [...] and one label [...], for their shape and dtype."""
 
     def batch(self, generator: np.random.Generator, size: int) -> tuple[Tensor, Tensor]:
         """Inputs [b, ...] and labels [b, ...] of one step.
 
         ``size`` 0 or >= num_examples means all the examples, in order, without a draw.
         """
+
+    def batches(
+        self, generator: np.random.Generator, size: int, steps: int
+    ) -> Iterable[tuple[Tensor, Tensor]]:
+        """The batches of ``steps`` steps in a row, each as ``batch`` gives it."""
 
 
 class ExampleShard:
@@ -34,6 +47,11 @@ class ExampleShard:
         if self.num_examples == 0:
             raise ValueError("a shard has 0 examples: it needs at least 1")
 
+    @property
+    def example(self) -> tuple[Tensor, Tensor]:
+        """An example of the data set; see Shard."""
+        return self._examples.x[0], self._examples.y[0]
+
     def batch(self, generator: np.random.Generator, size: int) -> tuple[Tensor, Tensor]:
         """``size`` distinct examples, drawn uniformly without replacement; see Shard."""
         if size < 0:
@@ -45,12 +63,24 @@ class ExampleShard:
             chosen = self._examples.select(rows if self._indices is None else self._indices[rows])
         return chosen.x, chosen.y
 
+    def batches(
+        self, generator: np.random.Generator, size: int, steps: int
+    ) -> Iterable[tuple[Tensor, Tensor]]:
+        """``steps`` batches, each drawn when it is asked for; see Shard."""
+        return (self.batch(generator, size) for _ in range(steps))
+
     @property
     def examples(self) -> Examples:
         """All the examples of the shard, in order."""
         if self._indices is None:
             return self._examples
         return self._examples.select(self._indices)
+
+
+def with_flipped_labels(shard: ExampleShard, num_classes: int) -> ExampleShard:
+    """The same examples with the labels C - 1 - y, for ``num_classes`` C."""
+    honest = shard.examples
+    return ExampleShard(Examples(honest.x, num_classes - 1 - honest.y))
 
 
 def split_held_out(

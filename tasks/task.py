@@ -1,84 +1,120 @@
-"""What is learned: examples, the shape of a model's input and output, and the loss."""
+"""What is learned, apart from the algorithm: what every task can be asked for, one file a task."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from tasks.datasets import DATASET_NAMES, Examples, load_dataset
-from tasks.flat_model import ExampleLoss
-
-OWN_DATA = "own-data"
-TASK_NAMES = (*DATASET_NAMES, OWN_DATA)
-_DEFAULT_MODELS = {
-    "digits": "mlp-32",
-    "mnist": "mlp-25",
-    "fashion-mnist": "logistic",
-    "cifar10": "cnn",
-    OWN_DATA: "mlp-32",
-}
+from tasks.flat_model import FlatModel
+from tasks.shards import Shard
 
 
-def cross_entropy(outputs: Tensor, y: Tensor) -> Tensor:
-    """Cross-entropy of logits [n, C] against labels int64 [n], example by example: [n]."""
-    return torch.nn.functional.cross_entropy(outputs, y, reduction="none")
+class ProblemConfig(Protocol):
+    """The keys of the run configuration that name a learning problem."""
+
+    @property
+    def task(self) -> str: ...
+    @property
+    def model(self) -> str: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def seed(self) -> int: ...
+    @property
+    def num_clients(self) -> int: ...
+    @property
+    def batch_size(self) -> int: ...
+
+    # Data sets, and how they are dealt.
+    @property
+    def input_shape(self) -> str: ...
+    @property
+    def num_classes(self) -> int: ...
+    @property
+    def data_dir(self) -> str: ...
+    @property
+    def partition(self) -> str: ...
+    @property
+    def shards_per_client(self) -> int: ...
+    @property
+    def classes_per_client(self) -> int: ...
+    @property
+    def dirichlet_alpha(self) -> float: ...
+    @property
+    def examples_per_client(self) -> int: ...
+
+    # Problems in closed form.
+    @property
+    def initial_point(self) -> float: ...
+    @property
+    def problem(self) -> str: ...
+    @property
+    def problem_c(self) -> float: ...
+    @property
+    def problem_k(self) -> float: ...
+    @property
+    def problem_dimension(self) -> int: ...
+    @property
+    def noise_law(self) -> str: ...
+    @property
+    def noise_alpha(self) -> float: ...
+    @property
+    def noise_dof(self) -> float: ...
+    @property
+    def noise_scale(self) -> float: ...
 
 
-@dataclass(frozen=True, eq=False)
-class Task:
-    """A learning problem, apart from model and algorithm.
+class Task(Protocol):
+    """A learning problem. A task's file has ``load(config) -> Task`` and is named in problem.py.
 
-    ``train`` is None where every node brings its own examples, ``test`` where the server has
-    nothing to evaluate on. ``example_loss(outputs [n, ...], y [n, ...]) -> [n]``.
+    ``num_classes`` is 0 where examples have no class labels. ``on_nodes``: every node brings its
+    own examples, so that there are none to deal. ``server_evaluates``: the server can say how good
+    a model is.
     """
 
-    name: str
-    train: Examples | None
-    test: Examples | None
-    input_shape: tuple[int, ...]
-    num_classes: int
-    example_loss: ExampleLoss = cross_entropy
+    @property
+    def name(self) -> str: ...
+    @property
+    def num_classes(self) -> int: ...
+    @property
+    def on_nodes(self) -> bool: ...
+    @property
+    def server_evaluates(self) -> bool: ...
+
+    def example_loss(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Losses [n] of the module's outputs [n, ...] against y [n, ...], example by example."""
+
+    def module(self, model: str, seed: int) -> nn.Module:
+        """The initial model by the run's key ``model``, in float32 or better.
+
+        Raises ValueError for a model that the task cannot be learned with.
+        """
+
+    def shards(self, config: ProblemConfig) -> Sequence[Shard]:
+        """What every client trains on, in the order of the clients' ids.
+
+        A pure function of data and configuration, so that all processes agree.
+        Raises ValueError, one line, where the configuration asks for what there is not.
+        """
+
+    def evaluate(self, model: FlatModel, params: Tensor) -> dict[str, float]:
+        """Metrics of w = ``params`` [d], among them ``loss``; see ``server_evaluates``."""
 
 
-def load_task(name: str, data_dir: str = "", input_shape: str = "", num_classes: int = 0) -> Task:
-    """The task of a data set (see load_dataset), or ``own-data``.
-
-    ``own-data`` needs ``input_shape`` such as "1,28,28" or "64", and ``num_classes`` >= 2; the
-    others know theirs and accept no different value.
-
-    Raises ValueError for a wrong name, shape or number, DataUnavailable for absent data.
-    """
-    if name not in TASK_NAMES:
-        raise ValueError(f"task {name!r} is unknown: allowed are {', '.join(TASK_NAMES)}")
-    if name == OWN_DATA:
-        if num_classes < 2:
-            raise ValueError(f"num-classes is {num_classes}: task 'own-data' needs at least 2")
-        return Task(name, None, None, parse_input_shape(input_shape), num_classes)
-    dataset = load_dataset(name, data_dir)
-    if input_shape and parse_input_shape(input_shape) != dataset.input_shape:
-        raise ValueError(
-            f"input-shape is {input_shape!r}: task {name!r} has "
-            f"{','.join(map(str, dataset.input_shape))!r}, leave it empty"
-        )
-    if num_classes not in (0, dataset.num_classes):
-        raise ValueError(
-            f"num-classes is {num_classes}: task {name!r} has {dataset.num_classes}, leave it 0"
-        )
-    return Task(name, dataset.train, dataset.test, dataset.input_shape, dataset.num_classes)
+def torch_dtype(config: ProblemConfig) -> torch.dtype:
+    """The run's precision. Raises ValueError unless it is float32 or float64."""
+    if config.dtype not in ("float32", "float64"):
+        raise ValueError(f"dtype is {config.dtype!r}: allowed are float32, float64")
+    return torch.float64 if config.dtype == "float64" else torch.float32
 
 
-def parse_input_shape(text: str) -> tuple[int, ...]:
-    """(1, 28, 28) from "1,28,28". Raises ValueError for anything but positive integers."""
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isascii() and part.isdigit() and int(part) > 0 for part in parts):
-        raise ValueError(
-            f"input-shape is {text!r}: allowed are positive integers such as '64' or '1,28,28'"
-        )
-    return tuple(int(part) for part in parts)
-
-
-def default_model(task_name: str) -> str:
-    """The name of the model that a task is learned with when the run config names none."""
-    if task_name not in _DEFAULT_MODELS:
-        raise ValueError(f"task {task_name!r} is unknown: allowed are {', '.join(TASK_NAMES)}")
-    return _DEFAULT_MODELS[task_name]
+def leave_alone(config: ProblemConfig, **usual: str | int) -> None:
+    """Raises ValueError where a key that means nothing to the task has not its usual value."""
+    for name, value in usual.items():
+        chosen = getattr(config, name)
+        if chosen != value:
+            raise ValueError(
+                f"{name.replace('_', '-')} is {chosen!r}: task {config.task!r} has no choice, "
+                f"leave it {value!r}"
+            )

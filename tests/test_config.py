@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from launch.keys import key_document
 from server_app.config import (
     ConfigError,
     RunConfig,
@@ -131,3 +132,8 @@ def test_recipes_that_cannot_be_read(tmp_path: Path) -> None:
     broken.write_text("a = = 1")
     with pytest.raises(ConfigError, match="not valid TOML"):
         read_recipe(broken)
+
+
+def test_the_documented_table_is_the_declared_one(repository: Path) -> None:
+    written = (repository / "docs" / "configuration.md").read_text()
+    assert written == key_document(), "run: blackthorn keys --markdown > docs/configuration.md"

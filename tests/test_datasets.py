@@ -29,7 +29,9 @@ def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
 def idx_bytes(array: np.ndarray) -> bytes:
     """The IDX format: two zero bytes, 8 for unsigned bytes, the rank, big-endian sizes, data."""
     return (
-        bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
+        bytes([0, 0, 8, array.ndim])
+        + struct.pack(f">{array.ndim}I", *array.shape)
+        + array.tobytes()
     )
 
 
@@ -81,7 +83,9 @@ def test_a_second_call_returns_the_same_object(tmp_path: Path) -> None:
         load_dataset("mnist", str(tmp_path / "b"))
 
 
-@pytest.mark.parametrize(("name", "folder"), [("mnist", "MNIST"), ("fashion-mnist", "FashionMNIST")])
+@pytest.mark.parametrize(
+    ("name", "folder"), [("mnist", "MNIST"), ("fashion-mnist", "FashionMNIST")]
+)
 def test_idx_files_are_read_and_scaled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, folder: str
 ) -> None:
@@ -90,7 +94,10 @@ def test_idx_files_are_read_and_scaled(
     dataset = load_dataset(name, "")
     assert (dataset.name, dataset.input_shape, dataset.num_classes) == (name, (1, 28, 28), 10)
     for part, prefix in ((dataset.train, "train"), (dataset.test, "t10k")):
-        images, labels = arrays[f"{prefix}-images-idx3-ubyte"], arrays[f"{prefix}-labels-idx1-ubyte"]
+        images, labels = (
+            arrays[f"{prefix}-images-idx3-ubyte"],
+            arrays[f"{prefix}-labels-idx1-ubyte"],
+        )
         assert part.x.dtype == torch.float32
         assert part.y.tolist() == labels.tolist()
         np.testing.assert_allclose(part.x[:, 0].numpy(), images / 255.0, rtol=1e-6)
@@ -112,7 +119,7 @@ def one_line(error: pytest.ExceptionInfo[ValueError]) -> str:
 
 @pytest.mark.parametrize("name", ["mnist", "fashion-mnist", "cifar10"])
 def test_absent_data_say_how_to_get_them(tmp_path: Path, name: str) -> None:
-    root = tmp_path / "it's a \"folder\""
+    root = tmp_path / 'it\'s a "folder"'
     with pytest.raises(DataUnavailable) as error:
         load_dataset(name, str(root))
     message = one_line(error)
@@ -185,9 +192,7 @@ def write_cifar(root: Path, monkeypatch: pytest.MonkeyPatch, *, true_checksums: 
 
         monkeypatch.setattr(CIFAR10, "train_list", [entry(name) for name in names[:5]])
         monkeypatch.setattr(CIFAR10, "test_list", [entry("test_batch")])
-        monkeypatch.setattr(
-            CIFAR10, "meta", {**CIFAR10.meta, "md5": entry("batches.meta")[1]}
-        )
+        monkeypatch.setattr(CIFAR10, "meta", {**CIFAR10.meta, "md5": entry("batches.meta")[1]})
     return rows
 
 

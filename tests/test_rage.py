@@ -211,7 +211,8 @@ def test_fewer_than_three_rows_are_averaged(count, stop):
 def test_equal_rows(stop, value):
     rows = torch.full((9, 50), value)
     sigma0_squared = 1.0 if stop == "spectral" else None
-    result = rage(rows, 2, stop=stop, sigma0_squared=sigma0_squared)
+    with np.errstate(all="raise"):  # τ_max = 0 stops: nothing is divided by it
+        result = rage(rows, 2, stop=stop, sigma0_squared=sigma0_squared)
     assert result.survivors.all()
     assert result.iterations == 0
     assert torch.equal(result.vector, rows[0])
@@ -279,18 +280,31 @@ def test_rows_of_1e25_beside_rows_of_one(directions):
 
 def test_huge_rows_in_the_majority_leave_the_others_exact():
     """More rows are huge than the median can bear: without a new Gram matrix of the survivors
-    the rows of size 1 would have drowned in the rounding of 1e25."""
+    the rows of size 1, and the one of size 100 among them, drown in the rounding of 1e25."""
     rng = np.random.default_rng(6)
-    honest = rng.standard_normal((5, 20))
-    huge = HUGE * np.diag(np.arange(1.0, 8.0)) @ np.eye(7, 20)
-    huge[:, 7:] = HUGE / 100
-    rows = np.concatenate([huge, honest])
-    expected = naive_rage(rows, 3, stop="spectral", bound=1100.0)
+    small = 0.1 * rng.standard_normal((6, 20))
+    small[0, 12] = 100.0
+    huge = HUGE * np.diag(np.arange(1.0, 9.0)) @ np.eye(8, 20)
+    huge[:, 8:] = HUGE / 100
+    rows = np.concatenate([huge, small])
+    expected = naive_rage(rows, 3, stop="spectral", bound=11.0)
     assert expected.decided
-    assert expected.survivors.tolist() == [False] * 7 + [True] * 5
-    result = rage(rows, 3, stop="spectral", sigma0_squared=100.0)
+    assert expected.survivors.tolist() == [False] * 9 + [True] * 5
+    result = rage(rows, 3, stop="spectral", sigma0_squared=1.0)
     assert result.survivors.tolist() == expected.survivors.tolist()
-    np.testing.assert_allclose(result.vector.numpy(), honest.mean(axis=0), rtol=1e-12)
+    np.testing.assert_allclose(result.vector.numpy(), small[1:].mean(axis=0), rtol=1e-12)
+
+
+def test_equal_rows_away_from_the_median_are_seen_as_equal():
+    """Four equal rows of nine are not the median: what is left of their spread is rounding."""
+    rng = np.random.default_rng(16)
+    rows = rng.standard_normal((9, 1000))
+    rows[:5] *= np.array([8.0, 9, 10, 11, 12])[:, None]
+    rows[5:] = rows[5]
+    with np.errstate(all="raise"):
+        result = rage(rows, 2, stop="spectral", sigma0_squared=1e-40)
+    assert result.survivors.tolist() == [False] * 5 + [True] * 4
+    np.testing.assert_allclose(result.vector.numpy(), rows[5], rtol=1e-14)
 
 
 def test_entries_at_zero_stay_zero_and_no_longer_set_the_largest_score():
@@ -435,11 +449,12 @@ def test_the_filter_sees_only_the_drawn_coordinates():
 
 
 def test_coordinates_are_drawn_without_replacement():
-    """Of 60 coordinates 31 always contain a poisoned one."""
+    """Any 59 of 60 coordinates contain one of two poisoned; with replacement 1 in 7 would not."""
     rng = np.random.default_rng(4)
-    rows = half_poisoned(rng)
-    for _ in range(50):
-        assert not rage(rows, 1, coordinates=31, generator=rng).survivors[0]
+    rows = 1e-3 * rng.standard_normal((10, 60))
+    rows[0, [20, 40]] += 10.0
+    for _ in range(100):
+        assert not rage(rows, 1, coordinates=59, generator=rng).survivors[0]
 
 
 def test_coordinates_come_from_the_generator_alone():

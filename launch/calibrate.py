@@ -1,0 +1,73 @@
+"""`blackthorn calibrate`: settings from formulas instead of trials."""
+
+from typing import Annotated, Literal
+
+import typer
+from rich.console import Console
+
+from server_app.config import ConfigError
+
+app = typer.Typer(help="Settings from formulas instead of trials.", no_args_is_help=True)
+console = Console()
+
+_NAMES = {"pr": "FAT-Clipping-PR", "pi": "FAT-Clipping-PI"}
+
+
+@app.command("fat-clipping")
+def fat_clipping(
+    clients: Annotated[int, typer.Option(help="Clients m in a round.")],
+    local_steps: Annotated[int, typer.Option(help="Local steps K in a round.")],
+    rounds: Annotated[int, typer.Option(help="Communication rounds T.")],
+    alpha: Annotated[float, typer.Option(help="Tail index of the noise, above 1 and up to 2.")],
+    mu: Annotated[
+        float | None, typer.Option(help="Strong convexity; without it: the non-convex theorems.")
+    ] = None,
+) -> None:
+    """Orders of magnitude of FAT-Clipping's rates and thresholds (Yang et al., Theorems 1 to 4).
+
+    Example: blackthorn calibrate fat-clipping --clients 10 --local-steps 5 --rounds 100 --alpha 1.5
+    """
+    try:
+        text = "\n\n".join(
+            _schedule(variant, clients, local_steps, rounds, alpha, mu) for variant in ("pr", "pi")
+        )
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    except OverflowError:
+        raise ConfigError("the schedule is beyond the range of floating-point numbers") from None
+    console.print(
+        f"FAT-Clipping with m = {clients}, K = {local_steps}, T = {rounds}, alpha = {alpha:g}"
+        f"{'' if mu is None else f', mu = {mu:g}'}\n"
+        "ORDERS OF MAGNITUDE, not tuned values: the theorems' constants (smoothness, size of the\n"
+        "noise) are left out. Start a search here; do not expect to end here.\n\n" + text,
+        markup=False,
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def _schedule(
+    variant: Literal["pr", "pi"],
+    clients: int,
+    local_steps: int,
+    rounds: int,
+    alpha: float,
+    mu: float | None,
+) -> str:
+    # Imports torch and Flower, which take seconds: not for everybody who runs another command.
+    from strategies.schedules import fat_clipping_schedule
+
+    plan = fat_clipping_schedule(variant, clients, local_steps, rounds, alpha, strong_convexity=mu)
+    threshold = "left open" if plan.clip_norm is None else f"{plan.clip_norm:.3g}"
+    measure = "squared gradient norm" if mu is None else "distance of the loss to its minimum"
+    small = plan.local_lr_at_most / local_steps
+    note = f" (better {small:.3g}: the bound's own terms ask for 1/K of it)"
+    lines = [
+        f"{_NAMES[variant]} (Theorem {plan.theorem}), order of",
+        f"  server-lr x local-lr           {plan.global_lr:.3g}",
+        f"  local-lr                       at most {plan.local_lr_at_most:.3g}"
+        + (note if plan.theorem == 4 else ""),
+        f"  clip-norm (gradient units)     {threshold}",
+        f"  bound on the {measure}: {plan.rate:.3g}",
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,83 @@
+"""The instruments of a run: what each round adds to metrics.jsonl, and the run to summary.json."""
+
+import math
+from collections import deque
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from strategies.failure_detector import FailureDetector
+from strategies.instruments import inverse_noise_index, measure_updates, pooled_tail_index
+from strategies.reports import RoundReport
+
+# Rounds over which the tail index is pooled.
+TAIL_WINDOW = 10
+_TAIL_STREAM = 0x7A11
+
+
+class Instruments:
+    """Fields for the run folder (see ExtraFields).
+
+    `measures_updates` turns on what reads the clients' updates: the key "instruments", with
+    dictionaries by client id, in every round that has updates. The failure detector reads
+    evaluations only and always watches: "catastrophic_failure" names the round of failure, from
+    then on in every line and, null without one, in the summary.
+    """
+
+    def __init__(self, measures_updates: bool, num_classes: int, seed: int) -> None:
+        self._measures_updates = measures_updates
+        self._detector = FailureDetector(num_classes)
+        self._seed = seed
+        self._last_update: Tensor | None = None
+        self._tails: deque[tuple[float, int]] = deque(maxlen=TAIL_WINDOW)
+
+    def of_round(self, report: RoundReport) -> dict[str, Any]:
+        """What the round's line holds beside its counts and metrics."""
+        metrics = report.metrics
+        self._detector.see(report.server_round, metrics.get("accuracy"), metrics.get("loss"))
+        fields: dict[str, Any] = {}
+        if self._detector.failed_round is not None:
+            fields.update(self.of_run())
+        if self._measures_updates and report.updates is not None:
+            fields["instruments"] = self._measure(report, report.updates)
+            if report.aggregate is not None:
+                self._last_update = report.aggregate
+        return fields
+
+    def of_run(self) -> dict[str, Any]:
+        """What the summary holds beside them."""
+        return {"catastrophic_failure": self._detector.failed_round}
+
+    def _measure(self, report: RoundReport, updates: Tensor) -> dict[str, Any]:
+        bound = report.norm_bound
+        measures = measure_updates(updates, report.local_lr, self._last_update, bound)
+        inverse = inverse_noise_index(updates, _generator(self._seed, report.server_round))
+        self._tails.append((inverse, len(updates)))
+        return {
+            "norm_gradient": _by_client(report.accepted, measures.norms),
+            "norm_parameter": _by_client(report.accepted, measures.parameter_norms),
+            "angle_degrees": _by_client(report.accepted, measures.angles),
+            "bound_gradient": _number(bound),
+            "bound_parameter": _number(bound * report.local_lr),
+            "norm_variation": _number(measures.variation),
+            "mean_clipping_factor": _number(measures.clipping_factor),
+            "share_at_bound": _number(measures.share_at_bound),
+            "tail_index": _number(pooled_tail_index([self._tails[-1]])),
+            "tail_index_window": _number(pooled_tail_index(self._tails)),
+        }
+
+
+def _generator(seed: int, server_round: int) -> np.random.Generator:
+    sequence = np.random.SeedSequence([seed, server_round, _TAIL_STREAM])
+    return np.random.Generator(np.random.Philox(sequence))
+
+
+def _by_client(clients: list[int], values: Tensor) -> dict[str, float | None]:
+    numbers = zip(clients, values.tolist(), strict=True)
+    return {str(client): _number(value) for client, value in numbers}
+
+
+def _number(value: float) -> float | None:
+    """Six digits, for the sake of the file's size; None for what is not finite."""
+    return float(f"{value:.6g}") if math.isfinite(value) else None

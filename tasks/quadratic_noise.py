@@ -1,0 +1,120 @@
+"""f(x, ξ) = ½‖x‖² + ⟨ξ, x⟩ with noise ξ of any tail: FAT-Clipping's synthetic problem."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from tasks.flat_model import FlatModel
+from tasks.noise_laws import NoiseLaw, noise_law
+from tasks.shards import ENDLESS
+from tasks.task import ProblemConfig, leave_alone, torch_dtype
+
+
+class NoisyQuadratic(nn.Module):
+    """Holds x [d], and maps noise ξ [n, d] to the losses f(x, ξ) [n] themselves."""
+
+    def __init__(self, dimension: int, initial_point: float) -> None:
+        super().__init__()
+        self.x = nn.Parameter(torch.full((dimension,), initial_point, dtype=torch.float64))
+
+    def forward(self, noise: Tensor) -> Tensor:
+        return 0.5 * self.x.square().sum() + noise @ self.x
+
+    def analytic_loss_and_gradient(
+        self, params: Tensor, x: Tensor, y: Tensor, weights: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Losses [B] and gradients x_b + Σ_j weights[b, j] ξ_bj [B, d]; see FlatModel.
+
+        ``weights`` sum to 1 for each client.
+        """
+        del y
+        gradients = params + torch.bmm(weights.unsqueeze(1), x).squeeze(1)
+        losses = (params * torch.sub(gradients, params, alpha=0.5)).sum(dim=1)
+        return losses, gradients
+
+
+class NoiseShard:
+    """An endless supply of noise: every batch is drawn anew from the client's generator.
+
+    Draws beyond the range of ``dtype`` become its largest number: a sample of a very fat tail
+    stays a number.
+    """
+
+    num_examples = ENDLESS
+
+    def __init__(self, law: NoiseLaw, dimension: int, dtype: torch.dtype) -> None:
+        self._law = law
+        self._dimension = dimension
+        self._dtype = dtype
+        self._largest = torch.finfo(dtype).max
+        self.example = torch.zeros(dimension, dtype=dtype), torch.zeros((), dtype=torch.int64)
+
+    def batch(self, generator: np.random.Generator, size: int) -> tuple[Tensor, Tensor]:
+        """Noise ξ [size, d], and labels that mean nothing int64 [size]; see Shard."""
+        return next(iter(self.batches(generator, size, 1)))
+
+    def batches(
+        self, generator: np.random.Generator, size: int, steps: int
+    ) -> Iterable[tuple[Tensor, Tensor]]:
+        """``steps`` batches, drawn all at once: one by one would take most of a round's time."""
+        noise = self._law(generator, (steps, size, self._dimension))
+        np.minimum(noise, self._largest, out=noise)
+        np.maximum(noise, -self._largest, out=noise)
+        batches = torch.from_numpy(noise).to(self._dtype).unbind()
+        labels = self.example[1].expand(size)
+        return [(batch, labels) for batch in batches]
+
+
+@dataclass(frozen=True)
+class QuadraticNoise:
+    """The task; see tasks.task.Task. All clients draw from the same law, and f's minimum is 0."""
+
+    law: NoiseLaw
+    dimension: int
+    initial_point: float
+    dtype: torch.dtype
+
+    name = "quadratic-noise"
+    num_classes = 0
+    on_nodes = False
+    server_evaluates = True
+
+    def example_loss(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """The module's outputs are the losses [n]."""
+        del y
+        return outputs
+
+    def module(self, model: str, seed: int) -> nn.Module:
+        """x_1 = initial_point · (1, ..., 1)."""
+        del model, seed
+        return NoisyQuadratic(self.dimension, self.initial_point)
+
+    def shards(self, config: ProblemConfig) -> list[NoiseShard]:
+        """The same law for every client."""
+        shard = NoiseShard(self.law, self.dimension, self.dtype)
+        return [shard] * config.num_clients
+
+    def evaluate(self, model: FlatModel, params: Tensor) -> dict[str, float]:
+        """The expected loss ½‖x‖², and ``squared-norm`` ‖x‖², at x = ``params`` [d]."""
+        del model
+        squared_norm = float(params.double().square().sum())
+        return {"loss": squared_norm / 2, "squared-norm": squared_norm}
+
+
+def load(config: ProblemConfig) -> QuadraticNoise:
+    """The task that the run configuration describes. Raises ValueError with one line."""
+    leave_alone(config, model="auto", partition="iid", input_shape="", num_classes=0)
+    if config.batch_size == 0:
+        raise ValueError(
+            "batch-size is 0: task 'quadratic-noise' draws new examples without end, "
+            "it must be at least 1"
+        )
+    return QuadraticNoise(
+        noise_law(config.noise_law, config.noise_alpha, config.noise_dof, config.noise_scale),
+        config.problem_dimension,
+        config.initial_point,
+        torch_dtype(config),
+    )

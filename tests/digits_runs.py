@@ -1,0 +1,43 @@
+"""Small runs on the digits in this process."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from safetensors.numpy import load_file
+
+from launch.simulate import simulate
+from server_app.config import RunConfig, make_config
+from server_app.run_folder import read_metrics
+from strategies.frame import Observer
+
+
+def configuration(folder: Path, **options: Any) -> RunConfig:
+    """Four clients of 50 examples each, logistic regression, full batches: no chance in it."""
+    values = {
+        "task": "digits",
+        "model": "logistic",
+        "partition": "two-majority",
+        "examples-per-client": 50,
+        "num-clients": 4,
+        "num-server-rounds": 3,
+        "local-steps": 4,
+        "batch-size": 0,
+        "output-dir": str(folder),
+        **{key.replace("_", "-"): value for key, value in options.items()},
+    }
+    return make_config(values)
+
+
+def run(folder: Path, observers: Sequence[Observer] = (), **options: Any) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl from round 1 on."""
+    simulate(configuration(folder, **options), Console(quiet=True), observers=observers)
+    return read_metrics(folder)[1:]
+
+
+def model(folder: Path, name: str = "final") -> np.ndarray:
+    """A checkpoint as one vector, weights before biases."""
+    state = load_file(folder / "checkpoints" / f"{name}.safetensors")
+    return np.concatenate([state[key].ravel() for key in sorted(state, reverse=True)])

@@ -1,0 +1,125 @@
+"""`blackthorn cluster` with real processes: it survives whatever a client does."""
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from launch.cluster import cluster
+from launch.flower_cluster import FlowerCluster
+from launch.recipes import recipe_config
+from server_app.config import RunConfig
+from server_app.run_folder import read_metrics
+
+pytestmark = pytest.mark.deployment
+
+CLIENTS = 5
+LIAR = CLIENTS - 1
+ROUNDS = 3
+DEADLINE = 30.0
+SLACK = 5.0
+
+
+def configuration(repository: Path, folder: Path, **options: Any) -> RunConfig:
+    values = {
+        "num-clients": CLIENTS,
+        "num-byzantine": 1,
+        "num-server-rounds": ROUNDS,
+        "round-timeout": DEADLINE,
+        "output-dir": str(folder),
+        **{key.replace("_", "-"): value for key, value in options.items()},
+    }
+    return recipe_config(repository / "recipes" / "demo.toml", (), values)
+
+
+def run(config: RunConfig) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Summary and the entries of the rounds after the initial evaluation."""
+    summary = cluster(config, Console(quiet=True))
+    entries = read_metrics(Path(config.output_dir))[1:]
+    assert summary["status"] == "completed"
+    assert [entry["round"] for entry in entries] == list(range(1, ROUNDS + 1))
+    for entry in entries:
+        assert entry["seconds"]["training"] <= config.round_timeout + SLACK
+    return summary, entries
+
+
+def test_rage_filters_a_byzantine_program(repository: Path, tmp_path: Path) -> None:
+    summary, entries = run(configuration(repository, tmp_path))
+    assert all(entry["rejected"] == [] for entry in entries)
+    assert all(entry["filtered"] == [LIAR] for entry in entries)
+    assert summary["clients"] == {"invited": 15, "replied": 15, "rejected": 0}
+    assert json.loads((tmp_path / "summary.json").read_text())["status"] == "completed"
+    assert (tmp_path / "checkpoints" / "final.safetensors").exists()
+    assert (tmp_path / "plots" / "accuracy.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("attack", "reason"),
+    [
+        ("raise", "error 2"),
+        ("nan", "not finite"),
+        ("wrong-shape", "shape"),
+        ("missing-key", "missing entry"),
+        ("lying-header", "shape"),
+        ("huge-count", "num-examples = 1e+30"),
+    ],
+)
+def test_bad_replies_are_named_and_cost_nothing(
+    repository: Path, tmp_path: Path, attack: str, reason: str
+) -> None:
+    _, entries = run(configuration(repository, tmp_path, attack=attack))
+    for entry in entries:
+        assert entry["replied"] == CLIENTS - 1
+        assert [rejection["client"] for rejection in entry["rejected"]] == [LIAR]
+        assert reason in entry["rejected"][0]["reason"]
+
+
+def test_a_client_slower_than_the_deadline(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BLACKTHORN_ATTACK_SECONDS", "600")
+    _, entries = run(configuration(repository, tmp_path, attack="slow", round_timeout=12.0))
+    for entry in entries:
+        assert {"client": LIAR, "reason": "no reply by the deadline"} in entry["rejected"]
+        assert entry["replied"] >= 1
+
+
+def test_a_client_process_killed_in_mid_round(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed: list[int] = []
+    config = configuration(
+        repository, tmp_path, num_byzantine=0, local_steps=3000, round_timeout=20.0
+    )
+    _on_every_tick(monkeypatch, lambda flower: _kill_first_training(flower, tmp_path, killed))
+    _, entries = run(config)
+    assert len(killed) == 1
+    named = [r for entry in entries for r in entry["rejected"] if r["client"] == 0]
+    assert named
+    assert all(rejection["reason"] for rejection in named)
+    assert all(entry["replied"] >= CLIENTS - 1 for entry in entries)
+
+
+def _on_every_tick(monkeypatch: pytest.MonkeyPatch, act: Callable[[FlowerCluster], None]) -> None:
+    """Call `act` with the cluster whenever it looks at the run's status."""
+    real_status = FlowerCluster.status
+
+    def status(self: FlowerCluster, run_id: int) -> Any:
+        act(self)
+        return real_status(self, run_id)
+
+    monkeypatch.setattr(FlowerCluster, "status", status)
+
+
+def _kill_first_training(flower: FlowerCluster, folder: Path, killed: list[int]) -> None:
+    """SIGKILL client 0's process once it trains: round 0 is on record when enrolment is over."""
+    if killed or not read_metrics(folder):
+        return
+    for process in flower.client_processes(0):
+        os.kill(process, signal.SIGKILL)
+        killed.append(process)

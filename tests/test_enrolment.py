@@ -1,0 +1,359 @@
+"""Stable client ids over changing nodes: who is who, who is missing, no waiting for liars."""
+
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from flwr.app import Error, Message, MetricRecord, RecordDict
+from memory_grid import Answer, MemoryGrid, quadratic_app, runs, silence
+
+from strategies import NotEnoughClients, delivery, enrolment
+from strategies.enrolment import Client, ClientRegistry, read_enrolment
+from strategies.screening import RejectedReply
+
+LONG = 60.0
+SHORT = 1.0
+
+
+@pytest.fixture(autouse=True)
+def fast_polling(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delivery, "_POLL_SECONDS", 0.005)
+    monkeypatch.setattr(delivery, "_POLL_SECONDS_PER_MESSAGE", 0.0)
+    monkeypatch.setattr(enrolment, "_POLL_SECONDS", 0.01)
+
+
+@pytest.fixture
+def never() -> Iterator[threading.Event]:
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+def holds(client_id: Any, **declared: Any) -> Answer:
+    """A node that answers the query with this client id."""
+    record = {"client-id": client_id, **{k.replace("_", "-"): v for k, v in declared.items()}}
+
+    def answer(message: Message) -> Message:
+        return Message(RecordDict({"metrics": MetricRecord(record)}), reply_to=message)
+
+    return answer
+
+
+def settle(registry: ClientRegistry, grid: MemoryGrid) -> list[int]:
+    """Refresh until no node's answer is awaited; the clients that are connected then."""
+    deadline = time.monotonic() + LONG
+    asked = registry.refresh(grid, LONG)
+    while registry.awaited() or asked:
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+        asked = registry.refresh(grid, LONG)
+    return registry.online()
+
+
+def queries(grid: MemoryGrid) -> list[int]:
+    """The nodes that were asked, in order."""
+    assert all(m.metadata.message_type == "query" for m in grid.sent)
+    return [m.metadata.dst_node_id for m in grid.sent]
+
+
+def test_each_node_is_asked_once_for_its_client() -> None:
+    grid = MemoryGrid({100: holds(2, num_examples=20), 101: holds(0, num_examples=5)})
+    registry = ClientRegistry("query")
+    assert settle(registry, grid) == [0, 2]
+    assert registry[2] == Client(2, 100, 20)
+    assert registry[0] == Client(0, 101, 5)
+    assert registry.clients() == [0, 2]
+    assert len(registry) == 2
+    settle(registry, grid)
+    assert queries(grid) == [100, 101]
+
+
+def test_the_app_of_this_repository_s_form_enrols() -> None:
+    app = quadratic_app(3, enrols={"client-id": 3, "num-examples": 17})
+    registry = ClientRegistry("query")
+    assert settle(registry, MemoryGrid({9: runs(app)})) == [3]
+    assert registry[3] == Client(3, 9, 17)
+
+
+def test_plain_apps_are_known_by_their_node_and_are_not_asked() -> None:
+    grid = MemoryGrid({2**64 - 3: silence, 12: silence})
+    registry = ClientRegistry("node")
+    registry.refresh(grid, LONG)
+    assert registry.clients() == registry.online() == [12, 2**64 - 3]
+    assert registry[12] == Client(12, 12, None)
+    assert grid.sent == []
+    # A node's own id is no stable one: it does not outlive the connection.
+    del grid.nodes[12]
+    registry.refresh(grid, LONG)
+    assert registry.clients() == [2**64 - 3]
+
+
+def test_a_client_keeps_its_id_and_its_first_count_over_a_new_registration() -> None:
+    grid = MemoryGrid({100: holds(7, num_examples=10)})
+    registry = ClientRegistry("query")
+    settle(registry, grid)
+    grid.nodes = {}
+    assert settle(registry, grid) == []
+    assert registry.clients() == [7]  # the population to sample from stays
+    grid.nodes = {200: holds(7, num_examples=10**6)}
+    assert settle(registry, grid) == [7]
+    assert registry[7] == Client(7, 200, 10)
+
+
+def test_a_node_that_comes_back_under_its_id_is_not_asked_again() -> None:
+    nodes = {100: holds(7, num_examples=10)}
+    grid = MemoryGrid(nodes)
+    registry = ClientRegistry("query")
+    settle(registry, grid)
+    grid.nodes = {}
+    settle(registry, grid)
+    grid.nodes = dict(nodes)
+    assert settle(registry, grid) == [7]
+    assert queries(grid) == [100]
+
+
+def test_a_second_node_with_the_same_id_is_refused(caplog: pytest.LogCaptureFixture) -> None:
+    grid = MemoryGrid({100: holds(1, num_examples=10)})
+    registry = ClientRegistry("query")
+    settle(registry, grid)
+    grid.nodes[200] = holds(1, num_examples=99)
+    with caplog.at_level(logging.WARNING, "blackthorn"):
+        assert settle(registry, grid) == [1]
+        settle(registry, grid)
+    assert registry[1] == Client(1, 100, 10)
+    assert queries(grid) == [100, 200]
+    assert [r.getMessage() for r in caplog.records] == [
+        "node 200 refused: client 1 is connected as node 100"
+    ]
+
+
+def test_a_refused_node_takes_over_when_the_other_is_gone() -> None:
+    """A SuperNode that is killed and restarted is back before its old node counts as offline."""
+    grid = MemoryGrid({100: holds(1, num_examples=10)})
+    registry = ClientRegistry("query")
+    settle(registry, grid)
+    grid.nodes[200] = holds(1, num_examples=99)
+    settle(registry, grid)
+    del grid.nodes[100]
+    assert settle(registry, grid) == [1]
+    assert registry[1] == Client(1, 200, 10)
+    assert queries(grid) == [100, 200]
+
+
+def test_a_refused_node_that_leaves_is_forgotten() -> None:
+    grid = MemoryGrid({100: holds(1), 200: holds(1)})
+    registry = ClientRegistry("query")
+    settle(registry, grid)
+    del grid.nodes[200]
+    settle(registry, grid)
+    del grid.nodes[100]
+    assert settle(registry, grid) == []
+    assert registry[1].node_id == 100
+
+
+LYING = {
+    "another type": holds([1, 2]),
+    "negative": holds(-1),
+    "fraction": holds(1.5),
+    "not a number": holds(float("nan")),
+    "infinite": holds(float("inf")),
+    "too large": holds(2**31),
+    "far too large": holds(10**400),
+    "insane count": holds(1, num_examples=1e30),
+    "count of another type": holds(1, num_examples=[5]),
+    "empty": lambda message: Message(RecordDict(), reply_to=message),
+    "error": lambda message: Message(Error(2, "no\ndata"), reply_to=message),
+}
+
+
+@pytest.mark.parametrize("lie", LYING)
+def test_lying_enrolments_enrol_nobody_and_stop_nobody(
+    lie: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    grid = MemoryGrid({100: LYING[lie], 101: holds(4)})
+    registry = ClientRegistry("query")
+    with caplog.at_level(logging.WARNING, "blackthorn"):
+        assert settle(registry, grid) == [4]
+    assert registry.clients() == [4]
+    # It may try again, but not for ever.
+    assert queries(grid).count(100) == 3
+    reasons = [r.getMessage() for r in caplog.records]
+    assert len(reasons) == 3
+    assert all(r.startswith("node 100 did not enrol: ") and "\n" not in r for r in reasons)
+
+
+def test_a_node_that_fails_at_first_enrols_later() -> None:
+    calls = []
+
+    def flaky(message: Message) -> Message | None:
+        calls.append(message)
+        if len(calls) == 1:
+            return Message(Error(2, "still loading"), reply_to=message)
+        return holds(6)(message)
+
+    registry = ClientRegistry("query")
+    assert settle(registry, MemoryGrid({100: flaky})) == [6]
+
+
+def test_a_client_that_declares_no_count_weighs_one_example() -> None:
+    message = holds(5)(Message(RecordDict(), 100, "query"))
+    assert message is not None
+    assert read_enrolment(message) == (5, 1)
+
+
+@pytest.mark.parametrize("client_id", [0, 2**31 - 1, 3.0])
+def test_ids_that_are_allowed(client_id: float) -> None:
+    message = holds(client_id, num_examples=2)(Message(RecordDict(), 100, "query"))
+    assert message is not None
+    assert read_enrolment(message) == (int(client_id), 2)
+
+
+def test_an_answer_without_an_id() -> None:
+    content = RecordDict({"m": MetricRecord({"num-examples": 3})})
+    message = Message(content, reply_to=Message(RecordDict(), 100, "query"))
+    with pytest.raises(RejectedReply, match="client-id"):
+        read_enrolment(message)
+
+
+def test_refreshing_waits_for_nobody(never: threading.Event) -> None:
+    def held(message: Message) -> Message | None:
+        never.wait(LONG)
+        return holds(1)(message)
+
+    grid = MemoryGrid({100: held, 101: holds(0)})
+    registry = ClientRegistry("query")
+    began = time.monotonic()
+    assert registry.refresh(grid, LONG) == {100, 101}
+    while registry.online() != [0]:
+        registry.refresh(grid, LONG)
+    assert time.monotonic() - began < LONG / 2
+    assert registry.awaited() == {100}
+    never.set()
+    assert settle(registry, grid) == [0, 1]
+
+
+def test_waiting_ends_when_all_are_there_although_one_node_never_answers() -> None:
+    grid = MemoryGrid({100: silence, 101: holds(0), 102: holds(1)})
+    registry = ClientRegistry("query")
+    began = time.monotonic()
+    registry.wait_for(grid, 2, 1, LONG)
+    assert time.monotonic() - began < LONG / 2
+    assert registry.online() == [0, 1]
+
+
+def test_clients_that_connect_while_others_are_waited_for() -> None:
+    """A node that never answers must not keep the server from seeing those who come later."""
+
+    class Growing(MemoryGrid):
+        looks = 0
+
+        def get_node_ids(self) -> list[int]:
+            self.looks += 1
+            if self.looks == 4:
+                self.nodes |= {101: holds(0), 102: holds(1)}
+            return super().get_node_ids()
+
+    registry = ClientRegistry("query")
+    began = time.monotonic()
+    registry.wait_for(Growing({100: silence}), 2, 1, LONG)
+    assert time.monotonic() - began < LONG / 2
+    assert registry.online() == [0, 1]
+
+
+def test_waiting_is_bounded_and_names_the_missing() -> None:
+    grid = MemoryGrid({100: holds(0), 101: holds(2), 102: silence})
+    began = time.monotonic()
+    with pytest.raises(NotEnoughClients) as caught:
+        ClientRegistry("query").wait_for(grid, 5, 3, SHORT)
+    assert SHORT <= time.monotonic() - began < SHORT + 5
+    assert str(caught.value) == "2 of 5 clients connected within 1 s; missing: 1, 3, 4"
+
+
+def test_a_long_list_of_the_missing_is_cut_short() -> None:
+    with pytest.raises(NotEnoughClients) as caught:
+        ClientRegistry("query").wait_for(MemoryGrid({}), 1000, 1, 0.0)
+    assert str(caught.value).endswith(" 18, 19 and 980 more")
+    assert len(str(caught.value)) < 200
+
+
+def test_a_run_goes_on_with_fewer_if_there_are_enough(caplog: pytest.LogCaptureFixture) -> None:
+    registry = ClientRegistry("query")
+    with caplog.at_level(logging.WARNING, "blackthorn"):
+        registry.wait_for(MemoryGrid({100: holds(0), 101: holds(2)}), 4, 2, SHORT)
+    assert registry.online() == [0, 2]
+    assert caplog.records[-1].getMessage() == (
+        "2 of 4 clients connected within 1 s; missing: 1, 3; going on with those"
+    )
+
+
+def test_nobody_at_all_is_too_few_whatever_the_minimum() -> None:
+    with pytest.raises(NotEnoughClients, match="0 of 2 clients"):
+        ClientRegistry("node").wait_for(MemoryGrid({}), 2, 0, 0.0)
+
+
+def test_a_round_with_enough_clients_begins_at_once() -> None:
+    grid = MemoryGrid({100: holds(0), 101: holds(1), 102: silence})
+    registry = ClientRegistry("query")
+    registry.wait_for(grid, 2, 1, LONG)
+    grid.nodes[103] = silence
+    began = time.monotonic()
+    registry.wait_for_any(grid, 2, LONG)
+    # Two nodes never say who they are, but nobody is missing.
+    assert time.monotonic() - began < LONG / 2
+    assert registry.online() == [0, 1]
+
+
+def test_a_round_without_clients_waits_until_somebody_comes() -> None:
+    class Returning(MemoryGrid):
+        looks = 0
+
+        def get_node_ids(self) -> list[int]:
+            self.looks += 1
+            return [200] if self.looks > 5 else []
+
+    registry = ClientRegistry("query")
+    settle(registry, MemoryGrid({100: holds(0)}))
+    grid = Returning({200: holds(0)})
+    registry.wait_for_any(grid, 1, LONG)
+    assert registry.online() == [0]
+    assert registry[0].node_id == 200
+
+
+def test_a_round_without_clients_waits_no_longer_than_it_is_told() -> None:
+    registry = ClientRegistry("query")
+    began = time.monotonic()
+    registry.wait_for_any(MemoryGrid({}), 1, SHORT)
+    assert SHORT <= time.monotonic() - began < SHORT + 5
+
+
+def test_a_new_node_has_a_moment_to_be_a_client_that_is_missing() -> None:
+    """After a restart of the server all clients are back under new ids: not one round for one."""
+    registry = ClientRegistry("query")
+    settle(registry, MemoryGrid({100: holds(0), 101: holds(1)}))
+    looks = []
+
+    def slow(message: Message) -> Message | None:
+        looks.append(message)
+        return holds(1)(message) if len(looks) > 20 else None
+
+    registry.wait_for_any(MemoryGrid({200: holds(0), 201: slow}), 1, LONG)
+    assert registry.online() == [0, 1]
+
+
+def test_the_moment_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(enrolment, "_GRACE_SECONDS", 0.2)
+    registry = ClientRegistry("query")
+    settle(registry, MemoryGrid({100: holds(0), 101: holds(1)}))
+    grid = MemoryGrid({100: holds(0), 201: silence})
+    began = time.monotonic()
+    registry.wait_for_any(grid, 1, LONG)
+    assert 0.2 <= time.monotonic() - began < 5.2
+    assert registry.online() == [0]
+    # The silent node had its moment.
+    monkeypatch.setattr(enrolment, "_GRACE_SECONDS", LONG)
+    began = time.monotonic()
+    registry.wait_for_any(grid, 1, LONG)
+    assert time.monotonic() - began < LONG / 2

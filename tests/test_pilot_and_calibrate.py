@@ -1,0 +1,227 @@
+"""`blackthorn pilot` and `blackthorn calibrate`, as a person runs them."""
+
+import json
+import math
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from launch.cli import main
+from launch.pilot import NormRecorder, pilot_report
+from server_app.run_folder import read_metrics
+
+RECIPE = """\
+algorithm = "ce-fedavg"
+model = "logistic"
+num-clients = 4
+num-byzantine = 1
+attack = "reverse-scaled-average"
+aggregator = "rage"
+corrupt-fraction = 0.25
+num-server-rounds = 3
+local-steps = 2
+local-lr = 0.4
+local-lr-decay = 0.5
+"""
+
+
+class Command:
+    """Runs `blackthorn ...` in this process: exit code, and what was printed."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        self._monkeypatch, self._capsys = monkeypatch, capsys
+        self.out, self.err = "", ""
+
+    def __call__(self, *arguments: str | Path) -> int:
+        words = [str(argument) for argument in arguments]
+        self._monkeypatch.setattr(sys, "argv", ["blackthorn", *words])
+        try:
+            main()
+            code = 0
+        except SystemExit as ended:
+            code = int(ended.code or 0)
+        self.out, self.err = self._capsys.readouterr()
+        return code
+
+    def number(self, pattern: str) -> float:
+        """The number that `pattern` catches in what was printed."""
+        found = re.search(pattern, self.out)
+        assert found, f"{pattern!r} is not in:\n{self.out}"
+        return float(found[1])
+
+
+@pytest.fixture
+def blackthorn(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    return Command(monkeypatch, capsys)
+
+
+# pilot
+
+
+def rows(text: str) -> dict[str, tuple[float, float]]:
+    """The table's numbers in parameter and in gradient units, by the row's name."""
+    number = r"(\d[\d.e+-]*)"
+    found = re.findall(rf"^(\S.*?) {{2,}}{number} +{number}$", text, re.MULTILINE)
+    return {name: (float(parameter), float(gradient)) for name, parameter, gradient in found}
+
+
+def test_pilot_measures_an_honest_unclipped_run(blackthorn: Command, tmp_path: Path) -> None:
+    recipe, folder = tmp_path / "recipe.toml", tmp_path / "run"
+    recipe.write_text(RECIPE)
+    assert blackthorn("pilot", recipe, "--set", "seed=3", "--output-dir", folder) == 0
+    summary = json.loads((folder / "summary.json").read_text())
+    assert (summary["algorithm"], summary["aggregator"], summary["attack"]) == (
+        "gfedavg",
+        "mean",
+        "none",
+    )
+    entries = read_metrics(folder)[1:]
+    assert [entry["local_lr"] for entry in entries] == [0.4, 0.2, 0.1]
+    gradient = [v for e in entries for v in e["instruments"]["norm_gradient"].values()]
+    parameter = [
+        v * e["local_lr"] for e in entries for v in e["instruments"]["norm_gradient"].values()
+    ]
+    assert len(gradient) == 12
+    found = rows(blackthorn.out)
+    assert found["mean"] == pytest.approx((np.mean(parameter), np.mean(gradient)), rel=1e-3)
+    c = (0.5 * np.mean(parameter), 0.5 * np.mean(gradient))
+    assert found["c = 0.5 x mean"] == pytest.approx(c, rel=1e-3)
+    for percent in (5, 25, 50, 75, 95):
+        expected = [np.percentile(norms, percent) for norms in (parameter, gradient)]
+        assert found[f"{percent}% quantile"] == pytest.approx(tuple(expected), rel=1e-3)
+    assert "12 updates" in blackthorn.out
+    assert "NOT private" in blackthorn.out
+
+
+def test_what_pilot_advises_is_a_valid_run(blackthorn: Command, tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(RECIPE)
+    assert blackthorn("pilot", recipe, "--output-dir", tmp_path / "pilot") == 0
+    c = rows(blackthorn.out)["c = 0.5 x mean"]
+    advice = [line.split() for line in blackthorn.out.splitlines() if "--set" in line]
+    assert [words[:3] for words in advice] == [["blackthorn", "simulate", str(recipe)]] * 2
+    for words, bound, unit in zip(advice, c, ("parameter", "gradient"), strict=True):
+        folder = tmp_path / unit
+        assert blackthorn(*words[1:], "--set", "instruments=true", "--output-dir", folder) == 0
+        first = read_metrics(folder)[1]["instruments"]
+        assert first[f"bound_{unit}"] == pytest.approx(bound, rel=1e-3)
+        assert first["share_at_bound"] == 1.0
+
+
+def test_pilot_needs_a_recipe_that_is_right(blackthorn: Command, tmp_path: Path) -> None:
+    assert blackthorn("pilot", tmp_path / "none.toml") == 2
+    assert re.fullmatch(r"error: recipe \S+ does not exist\n", blackthorn.err)
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(RECIPE)
+    assert blackthorn("pilot", recipe, "--set", "local-lr=-1") == 2
+    assert blackthorn.err.startswith("error: local-lr = -1")
+    assert blackthorn.err.count("\n") == 1
+
+
+def test_pilot_without_any_norm_fails(blackthorn: Command, tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(RECIPE)
+    folder = tmp_path / "run"
+    # Nobody's model stays finite.
+    large = ("--set", "local-lr=3e38", "--set", "local-steps=20")
+    assert blackthorn("pilot", recipe, *large, "--output-dir", folder) == 1
+    assert blackthorn.err.startswith("failed: ")
+    assert blackthorn.err.count("\n") == 1
+
+
+def test_pilot_that_fails_itself_says_so(blackthorn: Command, tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(RECIPE)
+    folder = tmp_path / "run"
+    assert blackthorn("pilot", recipe, "--set", "local-lr=2e38", "--output-dir", folder) == 0
+    assert "The pilot run itself failed in round" in blackthorn.out
+
+
+def test_report_by_hand() -> None:
+    norms = NormRecorder()
+    norms.parameter, norms.gradient = [1.0, 2.0, 3.0, 4.0, 5.0], [10.0, 20.0, 30.0, 40.0, 500.0]
+    found = rows(pilot_report(Path("a.toml"), norms))
+    assert found == {
+        "c = 0.5 x mean": (1.5, 60.0),
+        "mean": (3.0, 120.0),
+        "5% quantile": (1.2, 12.0),
+        "25% quantile": (2.0, 20.0),
+        "50% quantile": (3.0, 30.0),
+        "75% quantile": (4.0, 40.0),
+        "95% quantile": (4.8, 408.0),
+    }
+    assert "itself failed" not in pilot_report(Path("a.toml"), norms)
+    assert "itself failed in round 7" in pilot_report(Path("a.toml"), norms, 7)
+
+
+# calibrate
+
+
+def calibrate(blackthorn: Command, *more: str, alpha: str = "1.5") -> int:
+    size = ("--clients", "16", "--local-steps", "25", "--rounds", "100", "--alpha", alpha)
+    return blackthorn("calibrate", "fat-clipping", *size, *more)
+
+
+def test_calibrate_prints_both_theorems(blackthorn: Command) -> None:
+    assert calibrate(blackthorn, alpha="2") == 0
+    assert "ORDERS OF MAGNITUDE, not tuned values" in blackthorn.out
+    pr, pi = blackthorn.out.split("FAT-Clipping-PI")
+    assert "FAT-Clipping-PR (Theorem 2)" in pr
+    assert pi.startswith(" (Theorem 4)")
+    # At alpha = 2: PR sqrt(m/(K^2 T))/sqrt(K^0)..., worked out in test_schedules.
+    blackthorn.out = pr
+    assert blackthorn.number(r"server-lr x local-lr +(\S+)") == pytest.approx(0.016)
+    assert blackthorn.number(r"local-lr +at most (\S+)") == pytest.approx(
+        1600**-0.25 / 25, rel=5e-3
+    )
+    assert blackthorn.number(r"clip-norm \(gradient units\) +(\S+)") == pytest.approx(158, rel=5e-3)
+    assert blackthorn.number(r"squared gradient norm: (\S+)") == pytest.approx(0.025)
+    blackthorn.out = pi
+    assert blackthorn.number(r"server-lr x local-lr +(\S+)") == pytest.approx(0.08)
+    assert blackthorn.number(r"local-lr +at most (\S+)") == pytest.approx(40_000**-0.25, rel=5e-3)
+    assert blackthorn.number(r"better (\S+):") == pytest.approx(40_000**-0.25 / 25, rel=5e-3)
+    assert blackthorn.number(r"clip-norm \(gradient units\) +(\S+)") == pytest.approx(
+        math.sqrt(200), rel=5e-3
+    )
+    assert blackthorn.number(r"squared gradient norm: (\S+)") == pytest.approx(0.005)
+
+
+def test_calibrate_for_strong_convexity(blackthorn: Command) -> None:
+    assert calibrate(blackthorn, "--mu", "0.5", alpha="2") == 0
+    assert "FAT-Clipping-PR (Theorem 1)" in blackthorn.out
+    assert "FAT-Clipping-PI (Theorem 3)" in blackthorn.out
+    assert blackthorn.out.count("left open") == 1
+    assert "better" not in blackthorn.out
+    assert blackthorn.number(r"to its minimum: (\S+)\s+FAT-Clipping-PI") == pytest.approx(0.0156)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("--alpha", "1"), "alpha = 1 is not allowed"),
+        (("--alpha", "2.5"), "alpha = 2.5 is not allowed"),
+        (("--alpha", "nan"), "alpha = nan is not allowed"),
+        (("--clients", "0"), "clients = 0 is not allowed"),
+        (("--local-steps", "-2"), "local-steps = -2 is not allowed"),
+        (("--rounds", "0"), "rounds = 0 is not allowed"),
+        (("--mu", "0"), "mu = 0 is not allowed"),
+        (("--mu", "nan"), "mu = nan is not allowed"),
+        (("--rounds", "1" + "0" * 400), "beyond the range"),
+    ],
+)
+def test_wrong_values_are_one_line(
+    blackthorn: Command, arguments: tuple[str, str], expected: str
+) -> None:
+    assert calibrate(blackthorn, *arguments) == 2
+    assert expected in blackthorn.err
+    assert blackthorn.err.startswith("error: ")
+    assert blackthorn.err.count("\n") == 1
+    assert blackthorn.out == ""
+
+
+def test_calibrate_names_what_it_can(blackthorn: Command) -> None:
+    assert blackthorn("calibrate", "--help") == 0
+    assert "fat-clipping" in blackthorn.out

@@ -1,0 +1,67 @@
+"""One recipe with one seed ends with the same model, whatever carries the messages."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flower_simulation import run_in_flower_simulation
+from rich.console import Console
+from safetensors.numpy import load_file
+
+from launch.cluster import cluster
+from launch.recipes import recipe_config
+from launch.simulate import simulate
+from server_app.config import RunConfig
+
+pytestmark = pytest.mark.deployment
+
+TOLERANCE = 1e-4
+
+
+def configuration(repository: Path, folder: Path, **options: Any) -> RunConfig:
+    values = {
+        "num-clients": 5,
+        "num-byzantine": 0,
+        "attack": "none",
+        "num-server-rounds": 3,
+        "seed": 7,
+        "output-dir": str(folder),
+        **{key.replace("_", "-"): value for key, value in options.items()},
+    }
+    return recipe_config(repository / "recipes" / "demo.toml", (), values)
+
+
+def final_model(folder: Path) -> np.ndarray:
+    state = load_file(folder / "checkpoints" / "final.safetensors")
+    return np.concatenate([state[name].reshape(-1).astype(np.float64) for name in sorted(state)])
+
+
+def assert_same_model(one: Path, other: Path) -> None:
+    expected, found = final_model(one), final_model(other)
+    assert np.abs(found - expected).max() <= TOLERANCE * np.abs(expected).max()
+    assert np.linalg.norm(found - expected) <= TOLERANCE * np.linalg.norm(expected)
+
+
+def test_engine_flower_simulation_and_cluster_agree(repository: Path, tmp_path: Path) -> None:
+    simulate(configuration(repository, tmp_path / "engine"), Console(quiet=True))
+    cluster(configuration(repository, tmp_path / "cluster"), Console(quiet=True))
+    assert_same_model(tmp_path / "engine", tmp_path / "cluster")
+    work = tmp_path / "flower"
+    work.mkdir()
+    run_in_flower_simulation(repository, configuration(repository, tmp_path / "simulation"), work)
+    assert_same_model(tmp_path / "engine", tmp_path / "simulation")
+
+
+@pytest.mark.parametrize("algorithm", ["fat-clipping-pr", "fat-clipping-pi"])
+def test_clipping_agrees_over_grpc(repository: Path, tmp_path: Path, algorithm: str) -> None:
+    options = {"algorithm": algorithm, "clip_norm": 0.5, "aggregator": "mean"}
+    simulate(configuration(repository, tmp_path / "engine", **options), Console(quiet=True))
+    cluster(configuration(repository, tmp_path / "cluster", **options), Console(quiet=True))
+    assert_same_model(tmp_path / "engine", tmp_path / "cluster")
+    simulate(
+        configuration(repository, tmp_path / "unclipped", aggregator="mean"), Console(quiet=True)
+    )
+    assert np.abs(final_model(tmp_path / "engine") - final_model(tmp_path / "unclipped")).max() > (
+        100 * TOLERANCE
+    )

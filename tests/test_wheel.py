@@ -1,0 +1,303 @@
+"""The built wheel in somebody else's Flower project, which has folders named like ours.
+
+The wheel is installed into an environment of its own that borrows the dependencies of this one,
+but not the checkout: nothing here runs code of ours that is not in the wheel.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+import zipfile
+from pathlib import Path
+
+import pytest
+
+SECONDS = 240.0
+
+# A Flower project after the quickstart, with `strategies` and `attacks` of its own.
+PROJECT = {
+    "strategies/__init__.py": '"""How this project schedules its learning."""\n',
+    "strategies/schedule.py": "RATE = 0.5\n",
+    "attacks/__init__.py": "DEFENDED = True\n",
+    "task.py": """
+        import torch
+        from torch import nn
+
+        def make_model():
+            torch.manual_seed(0)
+            return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
+
+        def make_data(seed, n=200):
+            generator = torch.Generator().manual_seed(seed)
+            x = torch.randn(n, 4, generator=generator)
+            return x, (x[:, 0] + x[:, 1] > 0).long()
+
+        def accuracy(model, x, y):
+            model.eval()
+            with torch.no_grad():
+                return float((model(x).argmax(dim=1) == y).float().mean())
+        """,
+    "client_app.py": """
+        import torch
+        from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+        from flwr.clientapp import ClientApp
+
+        import attacks
+        from strategies.schedule import RATE
+        from task import accuracy, make_data, make_model
+
+        app = ClientApp()
+        assert attacks.DEFENDED
+
+        @app.train()
+        def train(message: Message, context: Context) -> Message:
+            model = make_model()
+            before = message.content["arrays"].to_torch_state_dict()
+            model.load_state_dict(before)
+            partition = context.node_config["partition-id"]
+            x, y = make_data(partition)
+            model.train()
+            optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+            for _ in range(20):
+                optimizer.zero_grad()
+                loss = torch.nn.functional.cross_entropy(model(x), y)
+                loss.backward()
+                optimizer.step()
+            state = model.state_dict()
+            if partition == 0:  # this client lies
+                with torch.no_grad():
+                    for name, value in model.named_parameters():
+                        state[name] = before[name] - 50 * (value - before[name])
+            metrics = MetricRecord({"num-examples": len(x), "train-loss": float(loss)})
+            content = RecordDict({"arrays": ArrayRecord(state), "metrics": metrics})
+            return Message(content=content, reply_to=message)
+
+        @app.evaluate()
+        def evaluate(message: Message, context: Context) -> Message:
+            model = make_model()
+            model.load_state_dict(message.content["arrays"].to_torch_state_dict())
+            x, y = make_data(1000 + context.node_config["partition-id"])
+            metrics = MetricRecord({"num-examples": len(x), "accuracy": accuracy(model, x, y)})
+            return Message(content=RecordDict({"metrics": metrics}), reply_to=message)
+        """,
+    "server_app.py": """
+        import json
+        import os
+        import sys
+        from pathlib import Path
+
+        from flwr.app import ArrayRecord, Context
+        from flwr.serverapp import Grid, ServerApp
+
+        import blackthorn.attacks
+        import blackthorn.strategies
+        import strategies.schedule
+        from blackthorn.strategies import GFedAvg, Rage
+        from task import accuracy, make_data, make_model
+
+        app = ServerApp()
+
+        @app.main()
+        def main(grid: Grid, context: Context) -> None:
+            arrays = ArrayRecord(make_model().state_dict())
+            result = Rage(num_corrupt=1).start(grid, arrays, num_rounds=2)
+            undefended = GFedAvg(num_clients=5).start(grid, arrays, num_rounds=2)
+            model = make_model()
+            model.load_state_dict(result.arrays.to_torch_state_dict())
+            mean = make_model()
+            mean.load_state_dict(undefended.arrays.to_torch_state_dict())
+            said = {
+                "files": {
+                    name: sys.modules[name].__file__
+                    for name in sys.modules
+                    if name.partition(".")[0] in ("blackthorn", "strategies", "attacks", "task")
+                },
+                "rage": accuracy(model, *make_data(99)),
+                "mean": accuracy(mean, *make_data(99)),
+                "rounds": {
+                    str(t): dict(record) for t, record in result.train_metrics_clientapp.items()
+                },
+                "evaluated": result.evaluate_metrics_clientapp[2]["accuracy"],
+            }
+            Path(os.environ["SAID"]).write_text(json.dumps(said))
+        """,
+    "in_memory.py": """
+        from flwr.app import Context, RecordDict
+        from memory_grid import MemoryGrid, runs
+
+        from client_app import app as client_app
+        from server_app import app as server_app
+
+        nodes = {100 + i: runs(client_app, **{"partition-id": i}) for i in range(5)}
+        server_app(MemoryGrid(nodes), Context(1, 0, {}, RecordDict(), {}))
+        """,
+    "simulate.py": """
+        from flwr.simulation import run_simulation
+
+        from client_app import app as client_app
+        from server_app import app as server_app
+
+        if __name__ == "__main__":
+            run_simulation(
+                server_app=server_app,
+                client_app=client_app,
+                num_supernodes=5,
+                backend_config={
+                    "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
+                    "init_args": {
+                        "num_cpus": 2,
+                        "include_dashboard": False,
+                        "_node_ip_address": "127.0.0.1",
+                    },
+                },
+            )
+        """,
+}
+
+
+def call(*command: str | Path, **options: object) -> str:
+    """Standard output of a command that must succeed."""
+    done = subprocess.run(
+        [str(part) for part in command],
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        **options,  # type: ignore[call-overload]
+    )
+    assert done.returncode == 0, f"{done.args}\n{done.stdout}\n{done.stderr}"
+    return str(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def wheel(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel of the files that git knows or would take in, built apart from the checkout."""
+    source = tmp_path_factory.mktemp("source")
+    listed = call(
+        *("git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"), cwd=repository
+    )
+    for name in filter(None, listed.split("\0")):
+        if (repository / name).is_file():
+            (source / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(repository / name, source / name)
+    target = tmp_path_factory.mktemp("wheel")
+    build = (sys.executable, "-m", "build", "--wheel", "--no-isolation")
+    call(*build, "--outdir", target, source)
+    (built,) = target.iterdir()
+    return built
+
+
+@pytest.fixture(scope="module")
+def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The interpreter of an environment with the wheel installed, and no checkout in sight."""
+    environment = tmp_path_factory.mktemp("environment") / "venv"
+    call(sys.executable, "-m", "venv", "--without-pip", environment)
+    interpreter = environment / "bin" / "python"
+    pip = (sys.executable, "-m", "pip", "--python", interpreter, "install", "-q")
+    call(*pip, "--no-deps", "--no-index", "--disable-pip-version-check", wheel)
+    (packages,) = (environment / "lib").glob("python3.*/site-packages")
+    # A path file names folders and reads no other path files in them, such as the one that an
+    # editable installation of this checkout leaves behind.
+    dependencies = [
+        path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")
+    ]
+    (packages / "dependencies.pth").write_text("\n".join(dependencies) + "\n")
+    return interpreter
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A folder with the project in it."""
+    folder = tmp_path / "project"
+    for name, text in PROJECT.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(textwrap.dedent(text))
+    shutil.copy2(Path(__file__).with_name("memory_grid.py"), folder)
+    return folder
+
+
+def environment(tmp_path: Path) -> dict[str, str]:
+    """The environment of a newcomer: nothing of ours in it."""
+    kept = {key: os.environ[key] for key in ("PATH", "LANG", "TMPDIR") if key in os.environ}
+    return {
+        **kept,
+        "HOME": str(tmp_path),
+        "FLWR_HOME": str(tmp_path / "flower"),
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "OMP_NUM_THREADS": "1",
+        "SAID": str(tmp_path / "said.json"),
+    }
+
+
+def run_project(python: Path, project: Path, script: str) -> None:
+    """Run one of the project's scripts and check what its server said."""
+    surroundings = environment(project.parent)
+    call(python, project / script, cwd=project, env=surroundings)
+    said = json.loads(Path(surroundings["SAID"]).read_text())
+
+    installed = python.parent.parent.resolve()
+    for name, file in said["files"].items():
+        home = installed if name.startswith("blackthorn") else project.resolve()
+        assert Path(file).resolve().is_relative_to(home), f"{name} is {file}"
+    assert {"blackthorn.strategies.frame", "blackthorn.attacks.registry"} <= said["files"].keys()
+    assert {"strategies.schedule", "attacks", "task"} <= said["files"].keys()
+
+    accepted = {"invited": 5, "accepted": 5, "rejected": 0, "filtered": 1}
+    assert said["rounds"] == {"1": accepted, "2": accepted}
+    assert said["rage"] > 0.9
+    assert said["evaluated"] > 0.9
+    assert said["mean"] < 0.75
+
+
+def test_the_wheel_holds_the_app_and_nothing_at_the_top_but_blackthorn(
+    wheel: Path, repository: Path
+) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+    tops = {name.partition("/")[0] for name in names}
+    assert {top for top in tops if not top.endswith(".dist-info")} == {"blackthorn"}
+    recipes = {
+        f"blackthorn/recipes/{path.name}" for path in (repository / "recipes").glob("*.toml")
+    }
+    assert recipes
+    assert recipes <= set(names)
+    assert {"blackthorn/pyproject.toml", "blackthorn/README.md", "blackthorn/LICENSE"} <= set(names)
+    for package in (
+        *("attacks", "client_app", "launch", "server_app", "simulation", "strategies", "tasks"),
+    ):
+        assert f"blackthorn/{package}/__init__.py" in names
+    assert not [name for name in names if "__pycache__" in name or "/tests/" in name]
+
+
+def test_in_a_project_with_strategies_of_its_own(python: Path, project: Path) -> None:
+    run_project(python, project, "in_memory.py")
+
+
+@pytest.mark.deployment
+def test_in_flower_s_simulation_of_such_a_project(python: Path, project: Path) -> None:
+    run_project(python, project, "simulate.py")
+
+
+def test_the_command_works_from_the_wheel(python: Path, project: Path) -> None:
+    """Also in a folder that has packages named like ours."""
+    surroundings = environment(project.parent)
+    said = call(python, "-m", "blackthorn", "keys", cwd=project, env=surroundings)
+    assert "num-server-rounds = 10" in said
+    script = python.with_name("blackthorn")
+    assert call(script, "keys", cwd=project, env=surroundings) == said
+
+
+def test_a_recipe_of_the_wheel_runs(python: Path, project: Path) -> None:
+    (recipe,) = python.parent.parent.glob(
+        "lib/python3.*/site-packages/blackthorn/recipes/demo.toml"
+    )
+    folder = project.parent / "run"
+    command = (python, "-m", "blackthorn", "simulate", recipe)
+    options = ("--set", "num-server-rounds=1", "--output-dir", folder)
+    call(*command, *options, cwd=project, env=environment(project.parent))
+    summary = json.loads((folder / "summary.json").read_text())
+    assert (summary["status"], summary["rounds_completed"]) == ("completed", 1)
