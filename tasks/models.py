@@ -97,6 +97,7 @@ def _initialise(module: nn.Module, generator: torch.Generator) -> None:
         if isinstance(layer, nn.Linear | nn.Conv2d):
             deviation = math.sqrt(2 / layer.weight[0].numel())
             nn.init.normal_(layer.weight, 0.0, deviation, generator=generator)
-            nn.init.zeros_(layer.bias)
+            if layer.bias is not None:
+                nn.init.zeros_(layer.bias)
         elif isinstance(layer, nn.GroupNorm):
             layer.reset_parameters()
