@@ -126,7 +126,8 @@ def _train_chunk(
     spec: LocalSGD,
     generators: Sequence[np.random.Generator],
 ) -> tuple[Tensor, Tensor]:
-    params, total = start.repeat(len(shards), 1), start.new_zeros(len(shards))
+    params = start.expand(len(shards), -1).clone()
+    total = start.new_zeros(len(shards))
     for x, y, weights in _batches(shards, spec, generators, params.dtype):
         losses, gradients = model.loss_and_gradient(params, x, y, weights)
         if spec.weight_decay > 0:

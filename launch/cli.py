@@ -61,7 +61,6 @@ def cluster(
 
     Example: blackthorn cluster recipes/demo.toml --clients 5 --byzantine 1
     """
-    from launch.cluster import RunFailed
     from launch.cluster import cluster as run
 
     options = {
@@ -70,10 +69,7 @@ def cluster(
         "output-dir": output_dir,
     }
     config = recipe_config(recipe, settings or (), options)
-    try:
-        finish(run(config, console, data=data or (), warm=not standard_clients))
-    except RunFailed as failure:
-        fail(str(failure))
+    finish(run(config, console, data=data or (), warm=not standard_clients))
 
 
 @app.command()
@@ -98,13 +94,9 @@ def pilot(recipe: Recipe, settings: Settings = None, output_dir: OutputDir = Non
 
     Example: blackthorn pilot recipes/demo.toml
     """
-    from launch.pilot import NothingMeasured
     from launch.pilot import pilot as run
 
-    try:
-        run(recipe, settings or (), output_dir, console)
-    except NothingMeasured as failure:
-        fail(str(failure))
+    run(recipe, settings or (), output_dir, console)
 
 
 @app.command()
@@ -118,12 +110,6 @@ def keys(
     from launch.keys import key_document, key_lines
 
     print(key_document() if markdown else "\n".join(key_lines()), end="" if markdown else "\n")
-
-
-def fail(reason: str) -> None:
-    """Say why a run failed and exit with 1."""
-    print(f"failed: {reason}", file=sys.stderr)
-    raise typer.Exit(1)
 
 
 def finish(summary: dict[str, Any]) -> None:
@@ -146,6 +132,14 @@ def main() -> None:
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
+    except RuntimeError as error:
+        from server_app.run import RunFailed
+        from strategies import NotEnoughClients
+
+        if not isinstance(error, RunFailed | NotEnoughClients):
+            raise
+        print(f"failed: {error}", file=sys.stderr)
+        sys.exit(1)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(130)

@@ -12,17 +12,13 @@ from blackthorn.__main__ import app_root
 from launch.flower_cluster import DeploymentError, FlowerCluster, Node
 from launch.progress import RoundPrinter
 from server_app.config import ConfigError, RunConfig, to_mapping
-from server_app.run import prepare
+from server_app.run import RunFailed, prepare
 from server_app.run_folder import read_metrics, read_summary, write_failure
 
 PACKAGES = ("attacks", "client_app", "server_app", "strategies", "tasks")
 BYZANTINE_PROGRAM = "attacks.flwr_clientapp:main"
 # What a round may take beyond its deadline: evaluation, aggregation, nodes that come back.
 _ROUND_SLACK_SECONDS = 60.0
-
-
-class RunFailed(RuntimeError):
-    """The run did not complete; the message says why, in one line."""
 
 
 def cluster(

@@ -9,6 +9,7 @@ from rich.console import Console
 
 from launch.recipes import recipe_config
 from launch.simulate import simulate
+from server_app.run import RunFailed
 from strategies.bounding import row_norms
 from strategies.reports import RoundReport
 
@@ -23,7 +24,7 @@ _UNCLIPPED = {
 }
 
 
-class NothingMeasured(RuntimeError):
+class NothingMeasured(RunFailed):
     """The pilot run gave no usable norms; the message says why, in one line."""
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from server_app.run_folder import read_metrics
 
@@ -145,7 +146,7 @@ def _save(figure: Figure, path: Path) -> Path:
         axes.grid(alpha=0.3)
         axes.legend(fontsize="small")
     figure.axes[-1].set_xlabel("communication round")
-    figure.axes[-1].xaxis.get_major_locator().set_params(integer=True)
+    figure.axes[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=130)
     return path

@@ -27,6 +27,10 @@ from tasks.problem import Problem, load_problem
 logger = logging.getLogger("blackthorn")
 
 
+class RunFailed(RuntimeError):
+    """The run did not do what it was started for; the message says why, in one line."""
+
+
 @dataclass(frozen=True)
 class PreparedRun:
     """A run in which everything that can be checked beforehand has been."""
@@ -56,7 +60,10 @@ def prepare(config: RunConfig) -> PreparedRun:
 def execute(
     prepared: PreparedRun, grid: Grid, observers: Sequence[Observer] = ()
 ) -> dict[str, Any]:
-    """Run to the end and return summary.json's content; a failure is written there and raised."""
+    """Run to the end and return summary.json's content; a failure is written there and raised.
+
+    Raises RunFailed if no round changed the model, NotEnoughClients if too few connect in time.
+    """
     config = prepared.config
     num_classes = prepared.problem.task.num_classes
     instruments = Instruments(config.instruments, num_classes, config.seed)
@@ -86,6 +93,8 @@ def _federate(
         train_config=ConfigRecord({"seed": config.seed}),
         evaluate_fn=server_evaluation(prepared.problem),
     )
+    if folder.rounds_skipped == config.num_server_rounds:
+        raise RunFailed(f"no round changed the model; the last one: {folder.last_skip}")
     folder.set_output(strategy.output_round, _final_metrics(prepared, result.arrays))
     folder.save_model({k: a.numpy() for k, a in result.arrays.items()}, "final")
 
@@ -100,7 +109,7 @@ def _final_metrics(prepared: PreparedRun, arrays: ArrayRecord) -> dict[str, floa
 def _reason(error: BaseException) -> str:
     if isinstance(error, KeyboardInterrupt):
         return "interrupted"
-    if isinstance(error, NotEnoughClients | ValueError):
+    if isinstance(error, NotEnoughClients | RunFailed | ValueError):
         return str(error)
     return f"{type(error).__name__}: {error}"
 

@@ -61,6 +61,8 @@ class RunFolder:
         self._final: dict[str, float] = {}
         self._output_round: int | None = None
         self._clients = {"invited": 0, "replied": 0, "rejected": 0}
+        self.rounds_skipped = 0
+        self.last_skip = ""
         path.mkdir(parents=True, exist_ok=True)
         (path / "config.toml").write_text(tomli_w.dumps(to_mapping(config)), encoding="utf-8")
         self._metrics = (path / METRICS).open("a", encoding="utf-8")
@@ -72,6 +74,9 @@ class RunFolder:
         self._clients["replied"] += len(report.accepted)
         self._clients["rejected"] += len(report.rejected)
         self._final.update(report.metrics)
+        if report.skipped:
+            self.rounds_skipped += 1
+            self.last_skip = report.skipped
         entry = {**round_entry(report), **self._extra.of_round(report)}
         self._metrics.write(json.dumps(_finite(entry)) + "\n")
         self._metrics.flush()
@@ -93,6 +98,7 @@ class RunFolder:
         summary: dict[str, Any] = {
             **_what_ran(self._config),
             "rounds_completed": self._rounds,
+            "rounds_skipped": self.rounds_skipped,
             "final": self._final,
             "output_round": self._output_round,
             **self._extra.of_run(),
@@ -140,6 +146,7 @@ def write_failure(folder: Path, config: RunConfig, reason: str) -> None:
         {
             **_what_ran(config),
             "rounds_completed": entries[-1]["round"] if entries else 0,
+            "rounds_skipped": sum("skipped" in entry for entry in entries),
             "final": {key: last[key] for key in ("accuracy", "loss") if key in last},
             "output_round": None,
             "catastrophic_failure": entries[-1].get("catastrophic_failure") if entries else None,

@@ -16,8 +16,8 @@ _MAX_HEADER = 4096
 
 def encode(value: np.ndarray) -> Array:
     """The same as ``Array(value)``."""
-    data = _write_header(value.dtype, value.shape) + value.tobytes()
-    return Array(str(value.dtype), value.shape, NUMPY, data)
+    name, header = _description(value.dtype, value.shape)
+    return Array(name, value.shape, NUMPY, header + value.tobytes())
 
 
 def encode_state(state: Mapping[str, np.ndarray | Array]) -> ArrayRecord:
@@ -49,13 +49,14 @@ def read_header(data: bytes) -> tuple[int, tuple[int, ...], bool, np.dtype]:
 
 
 @lru_cache(maxsize=256)
-def _write_header(dtype: np.dtype, shape: tuple[int, ...]) -> bytes:
+def _description(dtype: np.dtype, shape: tuple[int, ...]) -> tuple[str, bytes]:
+    """Flower's name of the dtype, and the .npy header."""
     stream = io.BytesIO()
     description = np.lib.format.dtype_to_descr(dtype)
     np.lib.format.write_array_header_1_0(
         stream, {"descr": description, "fortran_order": False, "shape": shape}
     )
-    return stream.getvalue()
+    return str(dtype), stream.getvalue()
 
 
 @lru_cache(maxsize=256)

@@ -24,8 +24,9 @@ def row_norms(updates: Any) -> Tensor:
     """‖u_i‖ for every row, float64 [K] (or a scalar tensor for a single [d])."""
     rows, single = _as_rows(updates)
     norms = np.empty(rows.shape[0])
-    for part in _blocks(rows):
-        norms[part] = _norms(rows.numpy()[part].astype(np.float64))
+    with _quiet():
+        for part in _blocks(rows):
+            norms[part] = _norms(rows.numpy()[part].astype(np.float64))
     return torch.from_numpy(norms)[0] if single else torch.from_numpy(norms)
 
 
@@ -43,7 +44,9 @@ def clip_factors(updates: Any, bound: float) -> Tensor:
         ValueError: when the bound is not positive or the updates are not a float [K, d] or [d].
     """
     _check_bound(bound, finite=False)
-    return torch.as_tensor(_clip_factors(row_norms(updates).numpy(), bound))
+    norms = row_norms(updates).numpy()
+    with _quiet():
+        return torch.as_tensor(_clip_factors(norms, bound))
 
 
 def clip(updates: Any, bound: float) -> Tensor:
@@ -82,14 +85,12 @@ def normalize(updates: Any, bound: float) -> Tensor:
 
 
 def _clip_factors(norms: np.ndarray, bound: float) -> np.ndarray:
-    with _quiet():
-        return np.where(norms < np.inf, np.minimum(bound / norms, 1.0), np.nan)
+    return np.where(norms < np.inf, np.minimum(bound / norms, 1.0), np.nan)
 
 
 def _normalizing_factors(norms: np.ndarray, bound: float) -> np.ndarray:
-    with _quiet():
-        factors = np.where(norms == 0, 0.0, bound / norms)
-        return np.where(norms < np.inf, factors, np.nan)
+    factors = np.where(norms == 0, 0.0, bound / norms)
+    return np.where(norms < np.inf, factors, np.nan)
 
 
 def _scaled(updates: Any, factors: Callable[[np.ndarray], np.ndarray]) -> Tensor:
@@ -103,22 +104,22 @@ def _scaled(updates: Any, factors: Callable[[np.ndarray], np.ndarray]) -> Tensor
     # In NumPy, whose calls cost a tenth of PyTorch's: at every local step of FAT-Clipping-PI the
     # rows are few and often short.
     source, target = rows.numpy(), result.numpy()
-    for part in _blocks(rows):
-        wide = source[part].astype(np.float64)
-        target[part] = wide * factors(_norms(wide))[:, None]
+    with _quiet():
+        for part in _blocks(rows):
+            wide = source[part].astype(np.float64)
+            target[part] = wide * factors(_norms(wide))[:, None]
     return result[0] if single else result
 
 
 def _norms(rows: np.ndarray) -> np.ndarray:
     """Norms [K] of float64 rows [K, d]; NaN or infinite for a row that is not finite."""
-    with _quiet():
-        norms = np.sqrt(np.einsum("ij,ij->i", rows, rows))
-        low, high = _SAFE_NORMS
-        unsafe = ~((norms >= low) & (norms <= high))
-        if unsafe.any():
-            scale = np.abs(rows[unsafe]).max(axis=1)
-            scaled = rows[unsafe] / np.where((scale > 0) & (scale < np.inf), scale, 1.0)[:, None]
-            norms[unsafe] = np.sqrt(np.einsum("ij,ij->i", scaled, scaled)) * scale
+    norms = np.sqrt(np.einsum("ij,ij->i", rows, rows))
+    low, high = _SAFE_NORMS
+    unsafe = ~((norms >= low) & (norms <= high))
+    if unsafe.any():
+        scale = np.abs(rows[unsafe]).max(axis=1)
+        scaled = rows[unsafe] / np.where((scale > 0) & (scale < np.inf), scale, 1.0)[:, None]
+        norms[unsafe] = np.sqrt(np.einsum("ij,ij->i", scaled, scaled)) * scale
     return norms
 
 

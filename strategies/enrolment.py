@@ -41,10 +41,17 @@ class Client:
 
 
 class ClientRegistry:
-    """Knows every client that ever enrolled and the node that holds it now."""
+    """Knows every client that ever enrolled and the node that holds it now.
 
-    def __init__(self, identity: Literal["query", "node"] = "node") -> None:
+    `population`: with `identity = "query"`, the ids are 0 to population - 1 (None: any). Without
+    that limit a liar with many nodes could enrol as many clients as it likes.
+    """
+
+    def __init__(
+        self, identity: Literal["query", "node"] = "node", population: int | None = None
+    ) -> None:
         self._identity = identity
+        self._population = population
         self._clients: dict[int, Client] = {}
         self._online: set[int] = set()
         self._attempts: dict[int, int] = {}
@@ -113,6 +120,10 @@ class ClientRegistry:
             if delivery.message is None:
                 raise RejectedReply(delivery.problem)
             client_id, num_examples = read_enrolment(delivery.message)
+            if self._population is not None and client_id >= self._population:
+                raise RejectedReply(
+                    f"client-id = {client_id} is not one of the run's {self._population} clients"
+                )
         except RejectedReply as rejection:
             logger.warning("node %s did not enrol: %s", node, one_line(str(rejection)))
             return

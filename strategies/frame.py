@@ -56,7 +56,8 @@ class FrameOptions(TypedDict, total=False):
         "node" nobody was asked, so there the clients' claims count).
     identity: "node" (any Flower ClientApp) or "query" (stable ids, asked of each node once).
     num_clients: clients to wait for before the first round (2), at most start_timeout seconds
-        (120); the run goes on with fewer if there are at least min_replies.
+        (120); the run goes on with fewer if there are at least min_replies. With identity
+        "query" the ids are 0 to num_clients - 1, and others are refused.
     min_replies: accepted replies below which a round leaves the model as it was (1).
     evaluate_every: rounds between evaluations (1).
     output: which iterate `start` hands out (OutputIterate(), the last).
@@ -126,7 +127,7 @@ class FederatedStrategy(Strategy):
         self._output = output or OutputIterate()
         self._seed = seed
         self._observers = list(observers)
-        self._registry = ClientRegistry(identity)
+        self._registry = ClientRegistry(identity, num_clients)
         self._local_lr = self._rate.initial
         self._accuracy: float | None = None
         self._model: GlobalModel | None = None

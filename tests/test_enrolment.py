@@ -357,3 +357,9 @@ def test_the_moment_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     began = time.monotonic()
     registry.wait_for_any(grid, 1, LONG)
     assert time.monotonic() - began < LONG / 2
+
+
+def test_ids_beyond_the_population_are_refused() -> None:
+    grid = MemoryGrid({100: holds(0), 101: holds(4), 102: holds(5), 103: holds(2**31 - 1)})
+    registry = ClientRegistry("query", population=5)
+    assert settle(registry, grid) == [0, 4]

@@ -521,3 +521,20 @@ def test_types_and_shapes_of_the_result(dtype):
     assert result.weights.dtype == torch.float64
     assert result.survivors.dtype == torch.bool
     assert result.weights.shape == result.survivors.shape == (9,)
+
+
+@pytest.mark.parametrize("size", [1e80, 1e100, 1e130])
+def test_float64_rows_whose_squares_overflow_are_still_filtered(size: float) -> None:
+    updates = torch.from_numpy(np.random.default_rng(5).normal(size=(12, 30)))
+    updates[3] *= size
+    result = rage(updates, 1)
+    assert result.survivors.tolist() == [row != 3 for row in range(12)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
+def test_rows_that_are_not_finite_are_refused(dtype: torch.dtype, value: float) -> None:
+    updates = torch.ones((6, 4), dtype=dtype)
+    updates[2, 1] = value
+    with pytest.raises(ValueError, match="row 2"):
+        rage(updates, 1)

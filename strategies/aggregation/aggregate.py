@@ -46,8 +46,9 @@ def as_updates(updates: Any) -> Tensor:
     if values.dtype not in (torch.float32, torch.float64):
         raise ValueError(f"updates must be float32 or float64: got {values.dtype}")
     low, high = torch.aminmax(values)
-    if not (low >= -_LARGEST and high <= _LARGEST):
-        largest = values.abs().amax(dim=1)
+    # As Python floats: in float32 the limit itself would be infinite.
+    if not (float(low) >= -_LARGEST and float(high) <= _LARGEST):
+        largest = values.abs().amax(dim=1).double()
         row = int(torch.nonzero(~(largest <= _LARGEST))[0])
         raise ValueError(
             f"updates must be finite and at most {_LARGEST:g} in size: row {row} is not"

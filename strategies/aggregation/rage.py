@@ -4,6 +4,7 @@
 Algorithm 2, with the stop rule and the average of its Appendix F.
 """
 
+import math
 from typing import Any
 
 import numpy as np
@@ -128,7 +129,8 @@ def _outlier_scores(gram: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, 
     # Below this, what is left of equal rows is the rounding of G_c.
     if variance <= len(gram) * np.finfo(np.float64).eps * np.diag(gram).max():
         return np.zeros(len(gram)), 0.0
-    return (centred @ (root * vectors[:, 0])) ** 2 / variance, variance
+    # Divided before squared: the square of a large row's product overflows.
+    return (centred @ (root * vectors[:, 0]) / math.sqrt(variance)) ** 2, variance
 
 
 def _variance_bound(stop: str, sigma0_squared: float | None, constant: float) -> float:
