@@ -1,0 +1,111 @@
+"""The `blackthorn` command: exit codes, one line for a mistake, and what a run leaves."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from launch.cli import app, main
+from launch.demo import set_aside
+from server_app.run_folder import read_metrics
+
+
+def blackthorn(repository: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "blackthorn", *arguments],
+        cwd=repository,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+
+
+@pytest.mark.parametrize("command", ["simulate", "cluster"])
+@pytest.mark.parametrize(
+    ("setting", "expected"),
+    [
+        ("local-lrr=1", "unknown key local-lrr; did you mean local-lr?"),
+        ("local-lr=-1", "local-lr = -1 is not allowed"),
+        ("aggregator=best", "aggregator = 'best' is not allowed"),
+        ("corrupt-fraction=0.34", "fewer than a third"),
+        ("attack=bribery", "attack = 'bribery' is not allowed"),
+        ("data-dir=/nonexistent", "'/nonexistent'"),
+    ],
+)
+def test_a_mistake_is_one_line_and_starts_nothing(
+    repository: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    command: str,
+    setting: str,
+    expected: str,
+) -> None:
+    folder = tmp_path / "run"
+    recipe = str(repository / "recipes" / "demo.toml")
+    task = "mnist" if setting.startswith("data-dir") else "digits"
+    settings = ["--set", f"task={task}", "--set", setting]
+    arguments = ["blackthorn", command, recipe, *settings, "--output-dir", str(folder)]
+    monkeypatch.setattr(sys, "argv", arguments)
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert caught.value.code == 2
+    errors = capsys.readouterr().err
+    assert expected in errors
+    assert len(errors.strip().splitlines()) == 1
+    assert not folder.exists()
+
+
+def test_a_run_in_which_nothing_can_be_aggregated_has_failed(
+    repository: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    settings = ["num-clients=4", "num-byzantine=4", "attack=raise", "num-server-rounds=2"]
+    arguments = [word for setting in settings for word in ("--set", setting)]
+    recipe = str(repository / "recipes" / "demo.toml")
+    done = blackthorn(repository, "simulate", recipe, *arguments, "--output-dir", str(folder))
+    assert done.returncode == 1
+    assert done.stderr.startswith("failed: no round changed the model")
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["status"] == "failed"
+    assert summary["rounds_skipped"] == 2
+
+
+def test_the_demo_shows_rage_alive_and_the_mean_dead(repository: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "demo"
+    done = blackthorn(repository, "demo", "--output-dir", str(folder))
+    assert done.returncode == 0, done.stderr
+    assert "clients filtered by rage" in done.stdout
+    accuracies = {
+        rule: json.loads((folder / rule / "summary.json").read_text())["final"]["accuracy"]
+        for rule in ("mean", "rage")
+    }
+    assert accuracies["rage"] > 0.85
+    assert accuracies["mean"] < 0.5
+    assert (folder / "accuracy.png").stat().st_size > 1000
+    assert json.loads((folder / "summary.json").read_text())["status"] == "completed"
+    liars = {16, 17, 18, 19}
+    assert all(liars <= set(entry["filtered"]) for entry in read_metrics(folder / "rage")[1:])
+
+
+def test_a_second_demo_keeps_the_first(tmp_path: Path) -> None:
+    (tmp_path / "demo").mkdir()
+    (tmp_path / "demo" / "mine.txt").write_text("precious")
+    set_aside(tmp_path / "demo")
+    kept = list(tmp_path.glob("demo-until-*/mine.txt"))
+    assert [path.read_text() for path in kept] == ["precious"]
+    assert not (tmp_path / "demo").exists()
+    set_aside(tmp_path / "demo")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [(), ("simulate",), ("cluster",), ("demo",), ("pilot",), ("calibrate", "fat-clipping")],
+)
+def test_every_help_page_opens(arguments: tuple[str, ...]) -> None:
+    result = CliRunner().invoke(app, [*arguments, "--help"])
+    assert result.exit_code == 0
+    assert "Usage" in result.output

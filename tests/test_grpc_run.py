@@ -1,0 +1,23 @@
+"""One real deployment in the quick tests: processes that talk over gRPC, one of them lying."""
+
+from pathlib import Path
+
+from rich.console import Console
+
+from launch.cluster import cluster
+from launch.recipes import recipe_config
+from server_app.run_folder import read_metrics
+
+
+def test_a_cluster_with_a_liar_completes(repository: Path, tmp_path: Path) -> None:
+    options = {
+        "num-clients": 4,
+        "num-byzantine": 1,
+        "num-server-rounds": 2,
+        "output-dir": str(tmp_path),
+    }
+    config = recipe_config(repository / "recipes" / "demo.toml", (), options)
+    summary = cluster(config, Console(quiet=True))
+    assert summary["status"] == "completed"
+    assert summary["clients"] == {"invited": 8, "replied": 8, "rejected": 0}
+    assert [entry["filtered"] for entry in read_metrics(tmp_path)[1:]] == [[3], [3]]
