@@ -7,13 +7,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from launch.app_bundle import stage_app, write_config
 from launch.cluster import PACKAGES
 from launch.control_api import ControlApi, RunStatus, is_serving
 from launch.ports import LOOPBACK, free_loopback_ports
+from launch.workplace import marked_processes
 from server_app.config import RunConfig, to_mapping
 
 START_SECONDS = 60.0
@@ -101,13 +102,17 @@ def _superlink(work: Path) -> Iterator[tuple[dict[str, str], str]]:
             time.sleep(0.2)
         yield environment, control
     finally:
-        _end(process)
+        _end(process, f"FLWR_HOME={home}".encode())
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _end(process: subprocess.Popen[bytes], mark: bytes) -> None:
+    """End the SuperLink, and what it and Ray have started outside its process group."""
     os.killpg(process.pid, signal.SIGTERM)
     try:
         process.wait(20)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait(20)
+    for pid in marked_processes({mark}):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
