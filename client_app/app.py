@@ -7,7 +7,7 @@ from flwr.clientapp import ClientApp
 from server_app.config import RunConfig, make_config
 from tasks.evaluation import evaluate
 
-from .bounding import bounded_models, step_clip_norm
+from .bounding import bounded_models, step_clip_norm, unclipped_norms
 from .messages import (
     enrolment_reply,
     evaluate_reply,
@@ -63,7 +63,8 @@ def train(message: Message, context: Context) -> Message:
     )
     bounded = bounded_models(config, start, params, request.local_lr)
     (arrays,) = trained_arrays(request.arrays, model, bounded)
-    return train_reply(message, arrays, client.shard.num_examples, float(losses[0]))
+    (norm,) = unclipped_norms(config, start, params, request.local_lr)
+    return train_reply(message, arrays, client.shard.num_examples, float(losses[0]), norm)
 
 
 @app.evaluate()

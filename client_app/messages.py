@@ -66,10 +66,20 @@ def trained_arrays(
 
 
 def train_reply(
-    message: Message, arrays: ArrayRecord, num_examples: int, train_loss: float
+    message: Message,
+    arrays: ArrayRecord,
+    num_examples: int,
+    train_loss: float,
+    update_norm: float | None = None,
 ) -> Message:
-    """The reply to a train message."""
+    """The reply to a train message.
+
+    `update_norm` is ‖u_i‖ in gradient units before the client clipped its update, for the
+    server's instruments; None where it did not clip.
+    """
     metrics = MetricRecord({"num-examples": num_examples, "train-loss": train_loss})
+    if update_norm is not None:
+        metrics["update-norm"] = update_norm
     return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
 
 

@@ -63,7 +63,8 @@ def train_clients(
     *,
     chunk_size: int = 0,
 ) -> tuple[Tensor, Tensor]:
-    """Train B clients from w = ``start`` [d], each on its shard and with its generator:
+    """Train B clients from w = ``start`` [d] (or each from its own, [B, d]), each on its shard
+    and with its generator:
 
         g = ∇ L_i(w; batch) + weight_decay · w;  w ← w − η_l · clip(g, λ),  K times
 
@@ -78,14 +79,19 @@ def train_clients(
         raise ValueError(f"{len(shards)} shards and {len(generators)} generators: one each")
     if chunk_size < 0:
         raise ValueError(f"chunk_size is {chunk_size}: it must be 0 (chosen here) or more")
-    params, losses = start.new_empty(len(shards), *start.shape), start.new_empty(len(shards))
+    starts = start.expand(len(shards), start.shape[-1])
+    params, losses = torch.empty_like(starts), start.new_empty(len(shards))
     # Clients of like size go together, so that little is padded.
     order = sorted(range(len(shards)), key=lambda i: shards[i].num_examples)
     for chunk in _chunks(order, chunk_size, model, shards, spec):
-        trained, trained_losses = _train_chunk(
-            model, start, [shards[i] for i in chunk], spec, [generators[i] for i in chunk]
-        )
         index = torch.tensor(chunk)
+        trained, trained_losses = _train_chunk(
+            model,
+            starts.index_select(0, index),
+            [shards[i] for i in chunk],
+            spec,
+            [generators[i] for i in chunk],
+        )
         params.index_copy_(0, index, trained)
         losses.index_copy_(0, index, trained_losses)
     return params, losses
@@ -121,13 +127,12 @@ def _rows(shard: Shard, spec: LocalSGD) -> int:
 
 def _train_chunk(
     model: FlatModel,
-    start: Tensor,
+    params: Tensor,
     shards: Sequence[Shard],
     spec: LocalSGD,
     generators: Sequence[np.random.Generator],
 ) -> tuple[Tensor, Tensor]:
-    params = start.expand(len(shards), -1).clone()
-    total = start.new_zeros(len(shards))
+    total = params.new_zeros(len(shards))
     for x, y, weights in _batches(shards, spec, generators, params.dtype):
         losses, gradients = model.loss_and_gradient(params, x, y, weights)
         if spec.weight_decay > 0:
@@ -148,11 +153,15 @@ def _batches(
     """The K batches of all clients: x [B, n, ...], y [B, n, ...] and weights [B, n], padded to
     the largest client. The tensors are filled anew for the next batch."""
     counts = [_rows(shard, spec) for shard in shards]
-    all_of_them = all(n == shard.num_examples for n, shard in zip(counts, shards, strict=True))
-    padded = min(counts) < max(counts)
     weights = torch.zeros(len(shards), max(counts), dtype=dtype)
     for client, n in enumerate(counts):
         weights[client, :n] = 1 / n
+    joint = getattr(shards[0], "joint_batches", None)
+    if joint is not None and all(shard == shards[0] for shard in shards):
+        for x, y in joint(generators, spec.batch_size, spec.steps):
+            yield x, y, weights
+        return
+    all_of_them = all(n == shard.num_examples for n, shard in zip(counts, shards, strict=True))
     streams = [
         iter(shard.batches(generator, spec.batch_size, spec.steps))
         for shard, generator in zip(shards, generators, strict=True)
@@ -162,17 +171,16 @@ def _batches(
         # Where every client uses all it has, the first batch serves for every step.
         if step == 0 or not all_of_them:
             own_x, own_y = zip(*map(next, streams), strict=True)
-            if padded:
-                _fill(x, own_x)
-                _fill(y, own_y)
-            else:
-                torch.stack(own_x, out=x)
-                torch.stack(own_y, out=y)
+            _fill(x, own_x)
+            _fill(y, own_y)
         yield x, y, weights
 
 
-def _fill(rows: Tensor, parts: Sequence[Tensor]) -> None:
+def _fill(rows: Tensor, parts: tuple[Tensor, ...]) -> None:
     """Each client's part [n_i, ...] into its rows [B, n, ...], n_i <= n."""
+    if all(part.shape[0] == rows.shape[1] for part in parts):
+        torch.stack(parts, out=rows)
+        return
     for own, part in zip(rows, parts, strict=True):
         own[: part.shape[0]] = part
         # Padded with an example of the client's own: weight 0 times a finite loss is 0.

@@ -100,6 +100,28 @@ def pilot(recipe: Recipe, settings: Settings = None, output_dir: OutputDir = Non
 
 
 @app.command()
+def reproduce(
+    paper: Annotated[str, typer.Argument(help="fat-clipping or understanding-clipping.")],
+    only: Annotated[str | None, typer.Option(help="One of the paper's experiments.")] = None,
+    seeds: Annotated[
+        int | None, typer.Option(min=1, help="Seeds, where an experiment has many.")
+    ] = None,
+    data_dir: Annotated[
+        str, typer.Option(help="Folder of the data sets, as the key data-dir.")
+    ] = "",
+) -> None:
+    """Measure a paper's figures anew, beside what they should be; exits with 1 if one differs.
+
+    Example: blackthorn reproduce fat-clipping --only cauchy --seeds 10
+    """
+    from launch.reproduce import Options
+    from launch.reproduce import reproduce as run
+
+    if not run(paper, only, Options(seeds, data_dir), console):
+        raise typer.Exit(1)
+
+
+@app.command()
 def keys(
     markdown: Annotated[bool, typer.Option(help="The table of docs/configuration.md.")] = False,
 ) -> None:

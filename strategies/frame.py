@@ -9,7 +9,7 @@ A system is a subclass that sets the aggregator or overrides `bound`, and nothin
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypedDict
 
@@ -41,6 +41,7 @@ EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 SERVER_ROUND = "server-round"
 LOCAL_LR = "local-lr"
 NUM_INVITED = "num-invited"
+UPDATE_NORM = "update-norm"
 _RULE_STREAM = 0x4C3E
 
 
@@ -339,6 +340,7 @@ class FederatedStrategy(Strategy):
     ) -> None:
         updates = torch.stack([c.update for c in contributions.values()])
         report.updates = updates
+        report.claimed_norms = _claimed_norms(contributions)
         report.norm_bound = self.norm_bound(self._local_lr)
         report.over_bound = self._over_bound(updates, model.current, report.accepted)
         generator = _rule_generator(self._seed, report.server_round)
@@ -455,6 +457,16 @@ def _check_options(weighting: str, identity: str, evaluate_every: int) -> None:
         raise ValueError(f"identity = {identity!r} is not allowed: query or node")
     if evaluate_every < 1:
         raise ValueError(f"evaluate_every = {evaluate_every} is not allowed: at least 1")
+
+
+def _claimed_norms(contributions: Mapping[int, Contribution]) -> dict[int, float]:
+    """What clients that clip say their update's norm was before, where it is a length."""
+    claims = {c: contribution.metrics.get(UPDATE_NORM) for c, contribution in contributions.items()}
+    return {
+        client: claim
+        for client, claim in claims.items()
+        if claim is not None and 0 <= claim < math.inf
+    }
 
 
 def _rule_generator(seed: int, server_round: int) -> np.random.Generator:

@@ -25,7 +25,8 @@ class RoundReport:
     longer than `norm_bound`, the longest that the algorithm allows, in gradient units. `aggregate`
     [d] is what the rule made of the bounded updates (None: the round was skipped). `skipped` says
     why the model was left as it was (None: it was updated). `metrics` are the evaluation's, empty
-    in rounds without.
+    in rounds without. `claimed_norms` is what clients that clip say ‖u_i‖ was before they did, in
+    gradient units: instruments may show it, nothing may rely on it.
     """
 
     server_round: int
@@ -39,6 +40,7 @@ class RoundReport:
     filtered: list[int] = field(default_factory=list)
     over_bound: list[int] = field(default_factory=list)
     norm_bound: float = math.inf
+    claimed_norms: dict[int, float] = field(default_factory=dict)
     aggregate: torch.Tensor | None = None
     skipped: str | None = None
     iterations: int = 0
