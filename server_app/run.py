@@ -21,6 +21,7 @@ from server_app.run_folder import RunFolder, choose_folder
 from strategies import NotEnoughClients
 from strategies.array_codec import decode
 from strategies.frame import EvaluateFn, Observer
+from strategies.langevin import require_balance, shares
 from strategies.reports import RoundReport
 from tasks.problem import Problem, load_problem
 
@@ -51,7 +52,10 @@ def prepare(config: RunConfig) -> PreparedRun:
         problem = load_problem(config)
         if not problem.task.on_nodes:
             # Whether the data can be dealt as configured, and their labels be flipped.
-            problem.poisoned(problem.shards()[0], config.attack)
+            shards = problem.shards()
+            problem.poisoned(shards[0], config.attack)
+            if config.algorithm == "fa-ld" and config.participation == "fixed":
+                require_balance(shares({i: s.num_examples for i, s in enumerate(shards)}))
     except ValueError as error:
         raise ConfigError(str(error)) from error
     return PreparedRun(config, problem, folder)

@@ -114,8 +114,9 @@ class EngineGrid(Grid):
         return enrolment_reply(message, client, self._shards[client].num_examples)
 
     def _train_cohort(self, messages: Sequence[Message]) -> list[Message]:
-        # The messages of a round differ in nothing but the client they go to.
-        request = read_round(messages[0])
+        # The messages of a round differ in nothing but the client, and its share of the examples.
+        requests = [read_round(message) for message in messages]
+        request, clients = requests[0], [_client_of(message) for message in messages]
         model = self._problem.model
         shards = [self._shard(message) for message in messages]
         start = start_vector(request.arrays, model)
@@ -123,10 +124,10 @@ class EngineGrid(Grid):
             model,
             start,
             shards,
-            local_training(self._config, request.local_lr),
+            local_training(self._config, requests, clients),
             [
-                client_generator(self._config.seed, request.server_round, _client_of(message))
-                for message in messages
+                client_generator(self._config.seed, request.server_round, client)
+                for client in clients
             ],
         )
         params = bounded_models(self._config, start, params, request.local_lr)
