@@ -87,8 +87,7 @@ def train_clients(
     chunk_size: int = 0,
 ) -> tuple[Tensor, Tensor]:
     """Train B clients from w = ``start`` [d] (or each from its own, [B, d]), each on its shard
-    and with its generator: K times the gradient of L_i(w; batch), and the step that ``spec`` makes of
-    it.
+    and with its generator: K times the gradient of L_i(w; batch), and what ``spec`` makes of it.
 
     Returns their models [B, d] and the means of the losses L_i over the K steps [B], both in
     the dtype of ``start``. To rounding, a client's result is the one it would get alone.
