@@ -1,5 +1,7 @@
 """The ClientApp: one node's client trains, evaluates, and says who it is."""
 
+from collections.abc import Sequence
+
 import torch
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
@@ -8,7 +10,9 @@ from server_app.config import RunConfig, make_config
 from tasks.evaluation import evaluate
 
 from .bounding import bounded_models, step_clip_norm, unclipped_norms
+from .langevin_training import langevin_training
 from .messages import (
+    RoundRequest,
     enrolment_reply,
     evaluate_reply,
     read_round,
@@ -17,13 +21,18 @@ from .messages import (
     trained_arrays,
 )
 from .node_data import NodeClient, load_node_client
-from .training import LocalSGD, client_generator, train_clients
+from .training import LocalSGD, LocalSteps, client_generator, train_clients
 
 app = ClientApp()
 
 
-def local_training(config: RunConfig, local_lr: float) -> LocalSGD:
-    """A round's local training as the run configuration says, at the server's learning rate."""
+def local_training(
+    config: RunConfig, requests: Sequence[RoundRequest], clients: Sequence[int]
+) -> LocalSteps:
+    """The local training of `clients` in a round, as the run configuration and the server say."""
+    local_lr = requests[0].local_lr
+    if config.algorithm == "fa-ld":
+        return langevin_training(config, requests, clients)
     return LocalSGD(
         steps=config.local_steps,
         batch_size=config.batch_size,
@@ -58,7 +67,7 @@ def train(message: Message, context: Context) -> Message:
         model,
         start,
         [client.shard],
-        local_training(config, request.local_lr),
+        local_training(config, [request], [client.client_id]),
         [client_generator(config.seed, request.server_round, client.client_id)],
     )
     bounded = bounded_models(config, start, params, request.local_lr)

@@ -16,11 +16,17 @@ from tasks.flat_model import FlatModel
 
 @dataclass(frozen=True)
 class RoundRequest:
-    """A round's instruction: the global model and what changes from round to round."""
+    """A round's instruction: the global model and what changes from round to round.
+
+    `share` p_c, `total_examples` n and `shared_seed` are FA-LD's, 0 for all others.
+    """
 
     server_round: int
     local_lr: float
     arrays: ArrayRecord
+    share: float = 0.0
+    total_examples: int = 0
+    shared_seed: int = 0
 
 
 def read_round(message: Message) -> RoundRequest:
@@ -33,10 +39,13 @@ def read_round(message: Message) -> RoundRequest:
         server_round=int(_number(config["server-round"])),
         local_lr=float(_number(config.get("local-lr", 1.0))),
         arrays=arrays,
+        share=float(_number(config.get("share", 0.0))),
+        total_examples=int(_number(config.get("total-examples", 0))),
+        shared_seed=int(_number(config.get("shared-seed", 0))),
     )
 
 
-def _number(value: object) -> float:
+def _number(value: object) -> int | float:
     if isinstance(value, int | float):
         return value
     raise ValueError(f"the round's config holds {value!r} where a number belongs")

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -14,6 +15,19 @@ from tasks.shards import Shard
 
 # What the batch and the parameters of the clients trained together may take, in bytes.
 _CHUNK_BYTES = 32 * 2**20
+
+
+class LocalSteps(Protocol):
+    """A round's local training: K steps, the size of a batch, and what a step does."""
+
+    @property
+    def steps(self) -> int: ...
+    @property
+    def batch_size(self) -> int: ...
+
+    def move(self, params: Tensor, gradients: Tensor, step: int, clients: Sequence[int]) -> None:
+        """Step ``step`` (from 0), in place on the models ``params`` [R, d] of ``clients``, which
+        are positions among all that are trained; ``gradients`` [R, d] may be changed."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +60,15 @@ class LocalSGD:
         if not 0 <= self.step_clip_norm < math.inf:
             raise ValueError(f"the step's clip norm is {self.step_clip_norm}: it must be 0 or more")
 
+    def move(self, params: Tensor, gradients: Tensor, step: int, clients: Sequence[int]) -> None:
+        """w ← w − η_l clip(g + weight_decay · w, λ); see LocalSteps."""
+        del step, clients
+        if self.weight_decay > 0:
+            gradients.add_(params, alpha=self.weight_decay)
+        if self.step_clip_norm > 0:
+            gradients = clip(gradients, self.step_clip_norm)
+        params.add_(gradients, alpha=-self.learning_rate)
+
 
 def client_generator(seed: int, server_round: int, client_id: int) -> np.random.Generator:
     """The generator of client ``client_id`` in round ``server_round``: the same in every process
@@ -58,15 +81,13 @@ def train_clients(
     model: FlatModel,
     start: Tensor,
     shards: Sequence[Shard],
-    spec: LocalSGD,
+    spec: LocalSteps,
     generators: Sequence[np.random.Generator],
     *,
     chunk_size: int = 0,
 ) -> tuple[Tensor, Tensor]:
     """Train B clients from w = ``start`` [d] (or each from its own, [B, d]), each on its shard
-    and with its generator:
-
-        g = ∇ L_i(w; batch) + weight_decay · w;  w ← w − η_l · clip(g, λ),  K times
+    and with its generator: K times the gradient of L_i(w; batch), and what ``spec`` makes of it.
 
     Returns their models [B, d] and the means of the losses L_i over the K steps [B], both in
     the dtype of ``start``. To rounding, a client's result is the one it would get alone.
@@ -91,6 +112,7 @@ def train_clients(
             [shards[i] for i in chunk],
             spec,
             [generators[i] for i in chunk],
+            chunk,
         )
         params.index_copy_(0, index, trained)
         losses.index_copy_(0, index, trained_losses)
@@ -102,7 +124,7 @@ def _chunks(
     chunk_size: int,
     model: FlatModel,
     shards: Sequence[Shard],
-    spec: LocalSGD,
+    spec: LocalSteps,
 ) -> Iterator[list[int]]:
     """Parts the clients, given by ascending size, into groups that are trained together."""
     if chunk_size == 0 and model.batching == "loop":
@@ -121,7 +143,7 @@ def _chunks(
         yield chunk
 
 
-def _rows(shard: Shard, spec: LocalSGD) -> int:
+def _rows(shard: Shard, spec: LocalSteps) -> int:
     return min(spec.batch_size or shard.num_examples, shard.num_examples)
 
 
@@ -129,24 +151,22 @@ def _train_chunk(
     model: FlatModel,
     params: Tensor,
     shards: Sequence[Shard],
-    spec: LocalSGD,
+    spec: LocalSteps,
     generators: Sequence[np.random.Generator],
+    clients: Sequence[int],
 ) -> tuple[Tensor, Tensor]:
     total = params.new_zeros(len(shards))
-    for x, y, weights in _batches(shards, spec, generators, params.dtype):
+    batches = _batches(shards, spec, generators, params.dtype)
+    for step, (x, y, weights) in enumerate(batches):
         losses, gradients = model.loss_and_gradient(params, x, y, weights)
-        if spec.weight_decay > 0:
-            gradients.add_(params, alpha=spec.weight_decay)
-        if spec.step_clip_norm > 0:
-            gradients = clip(gradients, spec.step_clip_norm)
-        params.add_(gradients, alpha=-spec.learning_rate)
+        spec.move(params, gradients, step, clients)
         total += losses
     return params, total / spec.steps
 
 
 def _batches(
     shards: Sequence[Shard],
-    spec: LocalSGD,
+    spec: LocalSteps,
     generators: Sequence[np.random.Generator],
     dtype: torch.dtype,
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:

@@ -122,6 +122,37 @@ def reproduce(
 
 
 @app.command()
+def predict(
+    run: Annotated[Path, typer.Argument(help="Run folder with posterior samples.")],
+    data: Annotated[Path, typer.Option(help="An .npz file: x, and y where it is known.")],
+    out: Annotated[Path | None, typer.Option(help="An .npz file for all predictions.")] = None,
+    ood: Annotated[
+        Path | None, typer.Option(help="Examples from elsewhere: a histogram of entropies.")
+    ] = None,
+) -> None:
+    """Predict with a run's posterior samples, the point estimate beside them.
+
+    Example: blackthorn predict runs/my-run --data examples.npz
+    """
+    from launch.predict import predict as run_predict
+
+    run_predict(run, data, console, out=out, ood=ood)
+
+
+@app.command()
+def diagnose(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders, one chain each.")],
+) -> None:
+    """Whether the posterior samples of one or several runs have mixed.
+
+    Example: blackthorn diagnose runs/chain-1 runs/chain-2
+    """
+    from launch.diagnose import diagnose_runs
+
+    diagnose_runs(runs, console)
+
+
+@app.command()
 def keys(
     markdown: Annotated[bool, typer.Option(help="The table of docs/configuration.md.")] = False,
 ) -> None:
@@ -145,6 +176,11 @@ def finish(summary: dict[str, Any]) -> None:
         markup=False,
         highlight=False,
     )
+    if "posterior" in summary:
+        from launch.posterior_lines import posterior_lines
+
+        text = "\n".join(posterior_lines(summary["posterior"]))
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def main() -> None:

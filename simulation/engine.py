@@ -124,14 +124,15 @@ class EngineGrid(Grid):
 
     def cohort(self, messages: Sequence[Message]) -> "Cohort":
         """What the train `messages` of one round ask for."""
-        # The messages of a round differ in nothing but the client they go to.
-        request = read_round(messages[0])
+        # The messages of a round differ in nothing but the client, and its share of the examples.
+        requests = [read_round(message) for message in messages]
         clients = [_client_of(message) for message in messages]
-        seed, server_round = self.config.seed, request.server_round
+        seed, server_round = self.config.seed, requests[0].server_round
         return Cohort(
             messages,
-            request,
-            start_vector(request.arrays, self.problem.model),
+            requests,
+            clients,
+            start_vector(requests[0].arrays, self.problem.model),
             [self._shard(message) for message in messages],
             [client_generator(seed, server_round, client) for client in clients],
         )
@@ -148,7 +149,8 @@ class Cohort:
     """A round's local training: `start` w_t [d], and shards and generators of the clients."""
 
     messages: Sequence[Message]
-    request: RoundRequest
+    requests: list[RoundRequest]
+    clients: list[int]
     start: Tensor
     shards: list[Shard]
     generators: list[np.random.Generator]
@@ -164,7 +166,9 @@ def train_together(
     """
     config, model = grids[0].config, grids[0].problem.model
     cohorts = [grid.cohort(sent) for grid, sent in zip(grids, messages, strict=True)]
-    local_lr = cohorts[0].request.local_lr
+    requests = [request for cohort in cohorts for request in cohort.requests]
+    clients = [client for cohort in cohorts for client in cohort.clients]
+    local_lr = requests[0].local_lr
     if len(cohorts) == 1:
         # One vector serves all: a matrix of copies may not fit beside the clients' models.
         starts = cohorts[0].start
@@ -174,7 +178,7 @@ def train_together(
         model,
         starts,
         [shard for cohort in cohorts for shard in cohort.shards],
-        local_training(config, local_lr),
+        local_training(config, requests, clients),
         [generator for cohort in cohorts for generator in cohort.generators],
     )
     norms = iter(unclipped_norms(config, starts, params, local_lr))
@@ -191,7 +195,7 @@ def train_together(
 def _replies(
     cohort: Cohort, model: FlatModel, params: Tensor, losses: Tensor, norms: list[float | None]
 ) -> list[Message]:
-    answers = trained_arrays(cohort.request.arrays, model, params)
+    answers = trained_arrays(cohort.requests[0].arrays, model, params)
     return [
         train_reply(message, arrays, shard.num_examples, loss, norm)
         for message, arrays, shard, loss, norm in zip(

@@ -18,8 +18,10 @@ from .ce_fedavg import CEFedAvg
 from .enrolment import NotEnoughClients
 from .fat_clipping_pi import FatClippingPI
 from .fat_clipping_pr import FatClippingPR
+from .fed_langevin import FedLangevin
 from .frame import FederatedStrategy, FrameOptions
 from .gfedavg import GFedAvg
+from .langevin import Langevin, LangevinRate
 from .learning_rate import LocalRate
 from .model_clipping import ModelClipping
 from .output_iterate import OutputIterate
@@ -28,6 +30,7 @@ from .rage_local_sgd import Rage
 from .reports import Rejection, RoundReport
 from .schedules import ClippingSchedule, fat_clipping_schedule
 from .server_step import ServerStep
+from .shared_noise import shared_noise
 from .tail_index import tail_index
 
 __all__ = [
@@ -37,11 +40,14 @@ __all__ = [
     "ClippingSchedule",
     "FatClippingPI",
     "FatClippingPR",
+    "FedLangevin",
     "FederatedStrategy",
     "FixedParticipation",
     "FrameOptions",
     "FullParticipation",
     "GFedAvg",
+    "Langevin",
+    "LangevinRate",
     "LocalRate",
     "ModelClipping",
     "NotEnoughClients",
@@ -63,6 +69,7 @@ __all__ = [
     "multi_krum",
     "normalize",
     "rage",
+    "shared_noise",
     "tail_index",
     "trimmed_mean",
     "weighted_mean",

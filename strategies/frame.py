@@ -22,7 +22,7 @@ from flwr.serverapp.strategy import Result, Strategy
 from .aggregators import Aggregator, weighted_mean
 from .bounding import row_norms
 from .delivery import Delivery, attribute_replies, exchange
-from .enrolment import CLIENT_ID, ClientRegistry
+from .enrolment import CLIENT_ID, Client, ClientRegistry
 from .federated_evaluation import average_metrics
 from .global_model import GlobalModel
 from .inbox import screen_inbox
@@ -153,6 +153,28 @@ class FederatedStrategy(Strategy):
         """How often an honest client rounds its model after it has bounded its influence."""
         return 1
 
+    def on_enrolment(self, clients: Sequence[Client]) -> None:
+        """Called with the enrolled clients before the first round."""
+
+    def draw_cohort(self, server_round: int) -> list[int]:
+        """Ids of the clients to invite, ascending, each once."""
+        generator = participation_generator(self._seed, server_round)
+        return self._participation.sample(self._registry.clients(), generator)
+
+    def client_config(self, client: int) -> Mapping[str, int | float]:  # noqa: ARG002
+        """What one client's round config holds beside everybody's."""
+        return {}
+
+    def weigh(self, contributions: Mapping[int, Contribution]) -> torch.Tensor:
+        """Weights [K], float64, sum 1. Declared counts cap what a client claims afterwards."""
+        if self._weighting == "uniform":
+            return torch.full((len(contributions),), 1 / len(contributions), dtype=torch.float64)
+        counts = [
+            self._capped(client, contribution.num_examples)
+            for client, contribution in contributions.items()
+        ]
+        return torch.tensor(counts, dtype=torch.float64) / sum(counts)
+
     # A run.
 
     def start(
@@ -247,6 +269,7 @@ class FederatedStrategy(Strategy):
 
     def _enrol_all(self, grid: Grid) -> None:
         self._registry.wait_for(grid, self._num_clients, self._min_replies, self._start_timeout)
+        self.on_enrolment([self._registry[client] for client in self._registry.clients()])
 
     def _send_round(
         self, server_round: int, config: ConfigRecord | None, grid: Grid, timeout: float | None
@@ -255,14 +278,20 @@ class FederatedStrategy(Strategy):
         began = time.monotonic()
         patience = min(self._start_timeout, timeout or self._start_timeout)
         self._registry.wait_for_any(grid, self._min_replies, patience)
-        generator = participation_generator(self._seed, server_round)
-        cohort = self._participation.sample(self._registry.clients(), generator)
+        cohort = self.draw_cohort(server_round)
         full = ConfigRecord(dict(config or {}))
         full[LOCAL_LR] = self._local_lr
         full[NUM_INVITED] = len(cohort)
         arrays = self._require_model().arrays()
         messages = [
-            self._message(client, arrays, full, server_round, MessageType.TRAIN, timeout)
+            self._message(
+                client,
+                arrays,
+                ConfigRecord({**full, **self.client_config(client)}),
+                server_round,
+                MessageType.TRAIN,
+                timeout,
+            )
             for client in cohort
         ]
         self._broadcast = _Broadcast(server_round, cohort, messages, began)
@@ -347,7 +376,7 @@ class FederatedStrategy(Strategy):
         try:
             aggregate = self._aggregate(
                 self.bound(updates, model.current, self._local_lr),
-                self._weights(contributions),
+                self.weigh(contributions),
                 generator,
             )
             model.step(self._step, aggregate.vector, self._local_lr)
@@ -375,16 +404,6 @@ class FederatedStrategy(Strategy):
         rounding = self.roundings() * torch.finfo(model.dtype).eps * length
         limit = bound * (1 + 1e-5) + rounding
         return [c for c, norm in zip(clients, norms.tolist(), strict=True) if norm > limit]
-
-    def _weights(self, contributions: dict[int, Contribution]) -> torch.Tensor:
-        """Weights [K], float64, sum 1. Declared counts cap what a client claims afterwards."""
-        if self._weighting == "uniform":
-            return torch.full((len(contributions),), 1 / len(contributions), dtype=torch.float64)
-        counts = [
-            self._capped(client, contribution.num_examples)
-            for client, contribution in contributions.items()
-        ]
-        return torch.tensor(counts, dtype=torch.float64) / sum(counts)
 
     def _capped(self, client: int, claimed: int | None) -> int:
         declared = self._registry[client].num_examples
