@@ -5,7 +5,9 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from server_app.config import RunConfig, make_config
+from server_app.privacy_checks import claims_privacy
 from tasks.evaluation import evaluate
+from tasks.shards import Shard
 
 from .bounding import bounded_models, step_clip_norm
 from .messages import (
@@ -17,6 +19,7 @@ from .messages import (
     trained_arrays,
 )
 from .node_data import NodeClient, load_node_client
+from .private_update import noised_models
 from .training import LocalSGD, client_generator, train_clients
 
 app = ClientApp()
@@ -33,6 +36,11 @@ def local_training(config: RunConfig, local_lr: float) -> LocalSGD:
     )
 
 
+def reported_count(config: RunConfig, shard: Shard) -> int:
+    """What a client says of the number of its examples: under a privacy claim, nothing (1)."""
+    return 1 if claims_privacy(config) else shard.num_examples
+
+
 def _node(context: Context) -> tuple[RunConfig, NodeClient]:
     # Nodes share a machine's cores, and one shard is too little work for several threads.
     torch.set_num_threads(1)
@@ -43,8 +51,8 @@ def _node(context: Context) -> tuple[RunConfig, NodeClient]:
 @app.query()
 def enrol(message: Message, context: Context) -> Message:
     """Answer which client this node holds, and how many examples it trains on."""
-    _, client = _node(context)
-    return enrolment_reply(message, client.client_id, client.shard.num_examples)
+    config, client = _node(context)
+    return enrolment_reply(message, client.client_id, reported_count(config, client.shard))
 
 
 @app.train()
@@ -62,8 +70,10 @@ def train(message: Message, context: Context) -> Message:
         [client_generator(config.seed, request.server_round, client.client_id)],
     )
     bounded = bounded_models(config, start, params, request.local_lr)
-    (arrays,) = trained_arrays(request.arrays, model, bounded)
-    return train_reply(message, arrays, client.shard.num_examples, float(losses[0]))
+    noised = noised_models(config, bounded, request, [client.client_id])
+    (arrays,) = trained_arrays(request.arrays, model, noised)
+    loss = None if claims_privacy(config) else float(losses[0])
+    return train_reply(message, arrays, reported_count(config, client.shard), loss)
 
 
 @app.evaluate()

@@ -3,7 +3,8 @@
 import torch
 
 from server_app.config import RunConfig, clip_units
-from strategies.bounding import clip
+from server_app.privacy_checks import PRIVATE_ALGORITHMS
+from strategies.bounding import clip, normalize
 from strategies.update_clipping import ClipNorm
 
 
@@ -12,15 +13,16 @@ def bounded_models(
 ) -> torch.Tensor:
     """Models [B, d] whose updates from `start` [d] an honest client of the algorithm sends.
 
-    FAT-Clipping-PR and CE-FedAvg: w − η_l clip((w − w_i)/η_l, C). Model clipping: clip(w_i, c).
-    All others send what they trained.
+    FAT-Clipping-PR, CE-FedAvg and DP-FedAvg: w − η_l clip((w − w_i)/η_l, C). DP-NormFedAvg: the
+    same with norm(·, C). Model clipping: clip(w_i, c). All others send what they trained.
     """
     if config.algorithm == "model-clipping":
         return clip(params, config.clip_norm)
-    if config.algorithm not in ("fat-clipping-pr", "ce-fedavg"):
+    if config.algorithm not in ("fat-clipping-pr", "ce-fedavg", *PRIVATE_ALGORITHMS):
         return params
     bound = ClipNorm(config.clip_norm, clip_units(config)).in_gradient_units(local_lr)
-    return start - clip(start - params, local_lr * bound)
+    constrain = normalize if config.algorithm == "dp-normfedavg" else clip
+    return start - constrain(start - params, local_lr * bound)
 
 
 def step_clip_norm(config: RunConfig, local_lr: float) -> float:

@@ -21,6 +21,8 @@ class RoundRequest:
     server_round: int
     local_lr: float
     arrays: ArrayRecord
+    num_invited: int = 1
+    noise_multiplier: float = 0.0
 
 
 def read_round(message: Message) -> RoundRequest:
@@ -33,6 +35,8 @@ def read_round(message: Message) -> RoundRequest:
         server_round=int(_number(config["server-round"])),
         local_lr=float(_number(config.get("local-lr", 1.0))),
         arrays=arrays,
+        num_invited=int(_number(config.get("num-invited", 1))),
+        noise_multiplier=float(_number(config.get("noise-multiplier", 0.0))),
     )
 
 
@@ -66,10 +70,12 @@ def trained_arrays(
 
 
 def train_reply(
-    message: Message, arrays: ArrayRecord, num_examples: int, train_loss: float
+    message: Message, arrays: ArrayRecord, num_examples: int, train_loss: float | None
 ) -> Message:
-    """The reply to a train message."""
-    metrics = MetricRecord({"num-examples": num_examples, "train-loss": train_loss})
+    """The reply to a train message; without a loss where that is nobody else's business."""
+    metrics = MetricRecord({"num-examples": num_examples})
+    if train_loss is not None:
+        metrics["train-loss"] = train_loss
     return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
 
 

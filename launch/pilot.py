@@ -21,6 +21,10 @@ _UNCLIPPED = {
     "clip-norm": 0.0,
     "attack": "none",
     "num-byzantine": 0,
+    "noise-multiplier": 0.0,
+    "epsilon": 0.0,
+    "max-epsilon": 0.0,
+    "instruments": True,
 }
 
 
@@ -77,6 +81,8 @@ def pilot_report(recipe: Path, norms: NormRecorder, failed_round: int | None = N
         "How to use it (the rule of Zhang et al.; a start, not an optimum):",
         f"  {run} --set algorithm=ce-fedavg --set clip-norm={c_parameter:.4g}",
         f"  {run} --set algorithm=fat-clipping-pr --set clip-norm={c_gradient:.4g}",
+        f"  {run} --set algorithm=dp-fedavg --set clip-norm={c_gradient:.4g} "
+        "--set clip-norm-from-data=true",
         "clip-norm counts in the algorithm's own unit unless clip-units says otherwise.",
         "",
         "This number is NOT private: it was read off every client's update, without noise. A run "

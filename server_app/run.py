@@ -17,8 +17,10 @@ from server_app.config import ConfigError, RunConfig
 from server_app.instrument_plots import plot_instruments
 from server_app.instruments import Instruments
 from server_app.plots import plot_accuracy
+from server_app.privacy import check_ledger, ledger_path, privacy_entry, privacy_plan
+from server_app.privacy_checks import is_noised
 from server_app.run_folder import RunFolder, choose_folder
-from strategies import NotEnoughClients
+from strategies import NotEnoughClients, PrivacyPlan
 from strategies.array_codec import decode
 from strategies.frame import EvaluateFn, Observer
 from strategies.reports import RoundReport
@@ -38,6 +40,7 @@ class PreparedRun:
     config: RunConfig
     problem: Problem
     folder: Path
+    plan: PrivacyPlan | None = None
 
 
 def prepare(config: RunConfig) -> PreparedRun:
@@ -54,7 +57,10 @@ def prepare(config: RunConfig) -> PreparedRun:
             problem.poisoned(problem.shards()[0], config.attack)
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    return PreparedRun(config, problem, folder)
+    plan = privacy_plan(config) if is_noised(config) else None
+    if plan is not None:
+        check_ledger(plan, ledger_path(config, folder))
+    return PreparedRun(config, problem, folder, plan)
 
 
 def execute(
@@ -84,7 +90,13 @@ def _federate(
 ) -> None:
     config = prepared.config
     checkpoints = _Checkpoints(prepared, folder)
-    strategy = build_strategy(config, [folder, checkpoints, *observers])
+    strategy = build_strategy(
+        config,
+        [folder, checkpoints, *observers],
+        prepared.plan,
+        ledger_path(config, prepared.folder),
+    )
+    folder.set_privacy(lambda: privacy_entry(config, strategy))
     result = strategy.start(
         with_simulated_attack(config, grid),
         ArrayRecord(prepared.problem.state()),

@@ -11,7 +11,7 @@ from flwr.app import Error, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 
-from client_app.app import local_training
+from client_app.app import local_training, reported_count
 from client_app.bounding import bounded_models
 from client_app.messages import (
     enrolment_reply,
@@ -20,8 +20,10 @@ from client_app.messages import (
     train_reply,
     trained_arrays,
 )
+from client_app.private_update import noised_models
 from client_app.training import client_generator, train_clients
 from server_app.config import RunConfig
+from server_app.privacy_checks import claims_privacy
 from tasks.problem import Problem
 from tasks.shards import Shard
 
@@ -111,7 +113,8 @@ class EngineGrid(Grid):
 
     def _enrol(self, message: Message) -> Message:
         client = _client_of(message)
-        return enrolment_reply(message, client, self._shards[client].num_examples)
+        count = reported_count(self._config, self._shards[client])
+        return enrolment_reply(message, client, count)
 
     def _train_cohort(self, messages: Sequence[Message]) -> list[Message]:
         # The messages of a round differ in nothing but the client they go to.
@@ -129,10 +132,15 @@ class EngineGrid(Grid):
                 for message in messages
             ],
         )
+        clients = [_client_of(message) for message in messages]
         params = bounded_models(self._config, start, params, request.local_lr)
+        params = noised_models(self._config, params, request, clients)
+        silent = claims_privacy(self._config)
         answers = trained_arrays(request.arrays, model, params)
         return [
-            train_reply(message, arrays, shard.num_examples, loss)
+            train_reply(
+                message, arrays, reported_count(self._config, shard), None if silent else loss
+            )
             for message, arrays, shard, loss in zip(
                 messages, answers, shards, losses.tolist(), strict=True
             )

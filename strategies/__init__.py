@@ -1,5 +1,6 @@
 """Strategies for federated learning that survives the real world, and the functions they use."""
 
+from .accounting import Figure, Release, calibrate_noise_multiplier, spent
 from .aggregation import (
     Aggregate,
     bulyan,
@@ -15,44 +16,58 @@ from .aggregation import (
 from .aggregators import Aggregator, RageFilter, weighted_mean
 from .bounding import clip, normalize
 from .ce_fedavg import CEFedAvg
+from .dp_fedavg import DPFedAvg
+from .dp_normfedavg import DPNormFedAvg
 from .enrolment import NotEnoughClients
 from .fat_clipping_pi import FatClippingPI
 from .fat_clipping_pr import FatClippingPR
 from .frame import FederatedStrategy, FrameOptions
 from .gfedavg import GFedAvg
 from .learning_rate import LocalRate
+from .ledger import Ledger
 from .model_clipping import ModelClipping
 from .output_iterate import OutputIterate
 from .participation import FixedParticipation, FullParticipation, PoissonParticipation
+from .privacy_plan import PrivacyPlan, calibrated
 from .rage_local_sgd import Rage
 from .reports import Rejection, RoundReport
 from .schedules import ClippingSchedule, fat_clipping_schedule
 from .server_step import ServerStep
 from .tail_index import tail_index
+from .update_clipping import ClipNorm
 
 __all__ = [
     "Aggregate",
     "Aggregator",
     "CEFedAvg",
+    "ClipNorm",
     "ClippingSchedule",
+    "DPFedAvg",
+    "DPNormFedAvg",
     "FatClippingPI",
     "FatClippingPR",
     "FederatedStrategy",
+    "Figure",
     "FixedParticipation",
     "FrameOptions",
     "FullParticipation",
     "GFedAvg",
+    "Ledger",
     "LocalRate",
     "ModelClipping",
     "NotEnoughClients",
     "OutputIterate",
     "PoissonParticipation",
+    "PrivacyPlan",
     "Rage",
     "RageFilter",
     "Rejection",
+    "Release",
     "RoundReport",
     "ServerStep",
     "bulyan",
+    "calibrate_noise_multiplier",
+    "calibrated",
     "centered_clipping",
     "clip",
     "coordinate_median",
@@ -63,6 +78,7 @@ __all__ = [
     "multi_krum",
     "normalize",
     "rage",
+    "spent",
     "tail_index",
     "trimmed_mean",
     "weighted_mean",
