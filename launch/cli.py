@@ -135,8 +135,9 @@ def main() -> None:
     except RuntimeError as error:
         from server_app.run import RunFailed
         from strategies import NotEnoughClients
+        from strategies.ledger import LedgerInUse
 
-        if not isinstance(error, RunFailed | NotEnoughClients):
+        if not isinstance(error, RunFailed | NotEnoughClients | LedgerInUse):
             raise
         print(f"failed: {error}", file=sys.stderr)
         sys.exit(1)

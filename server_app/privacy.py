@@ -8,6 +8,7 @@ from server_app.config import ConfigError, RunConfig, clip_units
 from server_app.privacy_checks import claims_privacy
 from strategies import (
     ClipNorm,
+    Figure,
     FixedParticipation,
     FullParticipation,
     Ledger,
@@ -82,7 +83,22 @@ def privacy_entry(config: RunConfig, strategy: object) -> dict[str, Any] | None:
     """The `privacy` entry of summary.json; None where nothing is claimed."""
     if not isinstance(strategy, PrivateAveraging) or not strategy.privacy.claim:
         return None
-    plan, figure, local = strategy.privacy, strategy.figure(), strategy.local_figure()
+    return _entry(config, strategy.privacy, strategy.ledger, strategy.figure())
+
+
+def privacy_of_dead_run(config: RunConfig, folder: Path) -> dict[str, Any] | None:
+    """The same of a run that left nothing but its ledger; None where it left none."""
+    path = ledger_path(config, folder)
+    if not claims_privacy(config) or not path.exists():
+        return None
+    plan = privacy_plan(config)
+    ledger = Ledger(plan, path)
+    return _entry(config, plan, ledger, ledger.figure())
+
+
+def _entry(
+    config: RunConfig, plan: PrivacyPlan, ledger: Ledger, figure: Figure | None
+) -> dict[str, Any]:
     entry: dict[str, Any] = {
         "epsilon": _finite(figure.epsilon) if figure else None,
         "delta": plan.delta,
@@ -91,12 +107,13 @@ def privacy_entry(config: RunConfig, strategy: object) -> dict[str, Any] | None:
         "sample_rate": plan.sample_rate,
         "neighbours": plan.relation if figure else None,
         "sampling": config.participation,
-        "rounds_charged": strategy.ledger.rounds,
-        "rounds_of_earlier_runs": strategy.ledger.rounds_before,
+        "rounds_charged": ledger.rounds,
+        "rounds_of_earlier_runs": ledger.rounds_before,
         "noise_location": plan.noise_location,
         "claim": plan.sentence() if figure else _ONLY_LOCAL,
     }
-    if local is not None:
+    if plan.noise_location == "client":
+        local = plan.local_figure()
         entry["local"] = {
             "epsilon": _finite(local.epsilon),
             "delta": plan.delta,

@@ -23,6 +23,7 @@ from server_app.run_folder import RunFolder, choose_folder
 from strategies import NotEnoughClients, PrivacyPlan
 from strategies.array_codec import decode
 from strategies.frame import EvaluateFn, Observer
+from strategies.ledger import LedgerInUse
 from strategies.reports import RoundReport
 from tasks.problem import Problem, load_problem
 
@@ -121,7 +122,7 @@ def _final_metrics(prepared: PreparedRun, arrays: ArrayRecord) -> dict[str, floa
 def _reason(error: BaseException) -> str:
     if isinstance(error, KeyboardInterrupt):
         return "interrupted"
-    if isinstance(error, NotEnoughClients | RunFailed | ValueError):
+    if isinstance(error, NotEnoughClients | LedgerInUse | RunFailed | ValueError):
         return str(error)
     return f"{type(error).__name__}: {error}"
 

@@ -146,8 +146,13 @@ def read_summary(folder: Path) -> dict[str, Any] | None:
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
 
 
-def write_failure(folder: Path, config: RunConfig, reason: str) -> None:
-    """summary.json of a run whose server ended without writing one, from its metrics."""
+def write_failure(
+    folder: Path, config: RunConfig, reason: str, privacy: Mapping[str, Any] | None = None
+) -> None:
+    """summary.json of a run whose server ended without writing one, from its metrics.
+
+    `privacy` is what its ledger says.
+    """
     if (folder / SUMMARY).exists():
         return
     entries = read_metrics(folder)
@@ -162,7 +167,7 @@ def write_failure(folder: Path, config: RunConfig, reason: str) -> None:
             "final": {key: last[key] for key in ("accuracy", "loss") if key in last},
             "output_round": None,
             "catastrophic_failure": entries[-1].get("catastrophic_failure") if entries else None,
-            "privacy": None,
+            "privacy": privacy,
             "clients": None if claims_privacy(config) else _count_clients(entries),
             "wall_seconds": None,
             "status": "failed",

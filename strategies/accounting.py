@@ -28,6 +28,8 @@ _ORDERS = (
 _LARGEST_EPSILON = 100.0
 _SMALLEST_MULTIPLIER = 0.1
 _SMALLEST_DELTA = 1e-10
+_MUCH_NOISE = 20.0
+_LEAST_EPSILON = 0.01
 _PRV_ERROR = 0.01
 _PRV_LARGEST_GRID = 2**24
 
@@ -134,8 +136,8 @@ def calibrate(
 ) -> float:
     """As calibrate_noise_multiplier, for any kind of release, given as a function of z."""
     check_delta(delta)
-    if not 0 < epsilon < math.inf:
-        raise ValueError(f"epsilon = {epsilon} is not allowed: greater than 0 and finite")
+    if not _LEAST_EPSILON <= epsilon < math.inf:
+        raise ValueError(f"epsilon = {epsilon} is not allowed: {_LEAST_EPSILON} or more, finite")
     if rounds < 1:
         raise ValueError(f"rounds = {rounds} is not allowed: at least 1")
 
@@ -155,12 +157,12 @@ def _smallest(excess: Callable[[float], float], start: float) -> float:
 
     high = start
     while excess(high) > 0:
-        high *= 1.5
-        if high > 1e9:
-            raise ValueError("no noise multiplier up to 1e9 keeps within this epsilon")
-    low = high / 1.3
+        high *= 2
+        if high > 1e6:
+            raise ValueError("no noise multiplier up to 10^6 keeps within this epsilon")
+    low = high / 1.4
     while excess(low) <= 0:
-        high, low = low, low / 1.3
+        high, low = low, low / 1.4
         if low < 1e-6:
             raise ValueError("this epsilon needs no noise that could be told from none")
     root = float(brentq(excess, low, high, xtol=1e-4 * low, rtol=1e-5))
@@ -223,10 +225,12 @@ def _rdp_curve(sample_rate: float, noise_multiplier: float) -> tuple[float, ...]
     """RDP of one release at every order (infinite where Opacus has no number)."""
     from opacus.accountants.analysis.rdp import compute_rdp
 
-    values = compute_rdp(
-        q=sample_rate, noise_multiplier=noise_multiplier, steps=1, orders=list(_ORDERS)
-    )
-    return tuple(math.inf if math.isnan(value) else float(value) for value in values)
+    # Under much noise the fractional orders are never the best, and take Opacus seconds.
+    quick = sample_rate == 1 or noise_multiplier < _MUCH_NOISE
+    orders = [a for a in _ORDERS if quick or a == int(a)]
+    values = compute_rdp(q=sample_rate, noise_multiplier=noise_multiplier, steps=1, orders=orders)
+    curve = {a: float(value) for a, value in zip(orders, values, strict=True) if value == value}
+    return tuple(curve.get(a, math.inf) for a in _ORDERS)
 
 
 @lru_cache(maxsize=256)

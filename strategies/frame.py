@@ -431,7 +431,7 @@ class FederatedStrategy(Strategy):
         if evaluate_fn is None:
             return {}
         model = self._require_model().current.clone()
-        report = RoundReport(0, [], [], [], self._local_lr, model)
+        report = RoundReport(0, [], [], [], self._local_lr, model, confidential=self.confidential)
         report.metrics = _record(result, 0, evaluate_fn(0, arrays))
         report.evaluated_by = "server"
         self._note_accuracy(report.metrics)

@@ -4,16 +4,21 @@ A crash at any instant leaves a whole file that holds at least what was released
 only overstate what was spent. A later run on the same clients continues it.
 """
 
+import fcntl
 import json
 import math
 import os
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from .accounting import Charge, Figure, Release, spent
 from .privacy_plan import PrivacyPlan
 
 _FORMAT = 1
+
+
+class LedgerInUse(RuntimeError):
+    """Two runs would charge one ledger; the message says which, in one line."""
 
 
 class Ledger:
@@ -30,6 +35,7 @@ class Ledger:
         if path is not None and path.exists():
             self._charges = _read(path, plan)
         self.rounds_before = self.rounds
+        self._lock: IO[str] | None = None
 
     @property
     def rounds(self) -> int:
@@ -64,13 +70,26 @@ class Ledger:
         return low
 
     def charge(self, release: Release) -> None:
-        """Add one round, and return only when the file on disk says so."""
+        """Add one round, and return only when the file on disk says so.
+
+        Raises LedgerInUse where another process charges the same file.
+        """
+        if self._path is not None and self._lock is None:
+            self._lock = _lock(self._path)
+            if self._path.exists() and _read(self._path, self._plan) != self._charges:
+                raise LedgerInUse(f"ledger {self._path} was charged by another run meanwhile")
         if self._charges and self._charges[-1][0] == release:
             self._charges[-1] = (release, self._charges[-1][1] + 1)
         else:
             self._charges.append((release, 1))
         if self._path is not None:
             _write_durably(self._path, self._content())
+
+    def close(self) -> None:
+        """Let another run continue the file."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
 
     def _content(self) -> dict[str, Any]:
         plan = self._plan
@@ -141,6 +160,18 @@ def _charges_in(content: dict[str, Any], path: Path) -> list[Charge]:
         ]
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"ledger {path} is damaged: {type(error).__name__} {error}") from None
+
+
+def _lock(path: Path) -> IO[str]:
+    """Held as long as this process lives: two runs that write one ledger would lose charges."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    stream = path.with_name(f".{path.name}.lock").open("w")
+    try:
+        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        stream.close()
+        raise LedgerInUse(f"ledger {path} is in use by another run") from None
+    return stream
 
 
 def _write_durably(path: Path, content: dict[str, Any]) -> None:

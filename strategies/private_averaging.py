@@ -3,9 +3,10 @@
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Unpack
+from typing import Any, Unpack
 
 import torch
+from flwr.serverapp.strategy import Result
 
 from . import bounding
 from .accounting import Figure
@@ -71,6 +72,13 @@ class PrivateAveraging(FederatedStrategy):
         if not self.privacy.claim or self.privacy.noise_location == "server":
             return None
         return self.privacy.local_figure()
+
+    def start(self, *arguments: Any, **options: Any) -> Result:
+        """As FederatedStrategy.start; the ledger is this run's alone until it returns."""
+        try:
+            return super().start(*arguments, **options)
+        finally:
+            self.ledger.close()
 
     # What the frame asks.
 
