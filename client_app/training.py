@@ -126,6 +126,13 @@ def _train_chunk(
     spec: LocalSGD,
     generators: Sequence[np.random.Generator],
 ) -> tuple[Tensor, Tensor]:
+    if spec.step_clip_norm == 0 and all(_rows(s, spec) == s.num_examples for s in shards):
+        x, y, weights = next(_batches(shards, spec, generators, start.dtype))
+        descended = model.descent(
+            start, x, y, weights, spec.steps, spec.learning_rate, spec.weight_decay
+        )
+        if descended is not None:
+            return descended[0], descended[1] / spec.steps
     params = start.expand(len(shards), -1).clone()
     total = start.new_zeros(len(shards))
     for x, y, weights in _batches(shards, spec, generators, params.dtype):

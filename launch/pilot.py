@@ -81,13 +81,12 @@ def pilot_report(recipe: Path, norms: NormRecorder, failed_round: int | None = N
         "How to use it (the rule of Zhang et al.; a start, not an optimum):",
         f"  {run} --set algorithm=ce-fedavg --set clip-norm={c_parameter:.4g}",
         f"  {run} --set algorithm=fat-clipping-pr --set clip-norm={c_gradient:.4g}",
-        f"  {run} --set algorithm=dp-fedavg --set clip-norm={c_gradient:.4g} "
-        "--set clip-norm-from-data=true",
         "clip-norm counts in the algorithm's own unit unless clip-units says otherwise.",
         "",
         "This number is NOT private: it was read off every client's update, without noise. A run "
         "that",
-        "claims differential privacy and uses it must say that its threshold came from the data.",
+        "claims differential privacy and uses it must say that its threshold came from the data:",
+        "the key clip-norm-from-data = true makes its summary do so.",
     ]
     if failed_round is not None:
         lines += [

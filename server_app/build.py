@@ -5,7 +5,8 @@ from pathlib import Path
 
 import attacks
 from server_app.config import ConfigError, RunConfig, clip_units, contraction_of
-from server_app.privacy import participation_of
+from server_app.privacy import participation_of, privacy_plan
+from server_app.privacy_checks import is_noised
 from strategies import (
     CEFedAvg,
     DPFedAvg,
@@ -44,11 +45,17 @@ def build_strategy(
     plan: PrivacyPlan | None = None,
     ledger: Path | None = None,
 ) -> FederatedStrategy:
-    """The strategy that `config` describes; with the privacy plan of a run that adds noise."""
+    """The strategy that `config` describes.
+
+    A run that adds noise has a privacy plan (computed here if it was not before), and a ledger
+    (None: in memory alone).
+    """
     frame = _frame(config, observers)
     aggregator = _aggregator(config)
     if aggregator is not None:
         frame["aggregator"] = aggregator
+    if plan is None and is_noised(config):
+        plan = privacy_plan(config)
     if plan is not None:
         del frame["participation"]
         private = DPNormFedAvg if config.algorithm == "dp-normfedavg" else DPFedAvg
