@@ -7,7 +7,9 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from server_app.config import RunConfig, make_config
+from server_app.privacy_checks import claims_privacy
 from tasks.evaluation import evaluate
+from tasks.shards import Shard
 
 from .bounding import bounded_models, step_clip_norm, unclipped_norms
 from .langevin_training import langevin_training
@@ -21,6 +23,7 @@ from .messages import (
     trained_arrays,
 )
 from .node_data import NodeClient, load_node_client
+from .private_update import noised_models
 from .training import LocalSGD, LocalSteps, client_generator, train_clients
 
 app = ClientApp()
@@ -42,6 +45,11 @@ def local_training(
     )
 
 
+def reported_count(config: RunConfig, shard: Shard) -> int:
+    """What a client says of the number of its examples: under a privacy claim, nothing (1)."""
+    return 1 if claims_privacy(config) else shard.num_examples
+
+
 def _node(context: Context) -> tuple[RunConfig, NodeClient]:
     # Nodes share a machine's cores, and one shard is too little work for several threads.
     torch.set_num_threads(1)
@@ -52,8 +60,8 @@ def _node(context: Context) -> tuple[RunConfig, NodeClient]:
 @app.query()
 def enrol(message: Message, context: Context) -> Message:
     """Answer which client this node holds, and how many examples it trains on."""
-    _, client = _node(context)
-    return enrolment_reply(message, client.client_id, client.shard.num_examples)
+    config, client = _node(context)
+    return enrolment_reply(message, client.client_id, reported_count(config, client.shard))
 
 
 @app.train()
@@ -71,9 +79,11 @@ def train(message: Message, context: Context) -> Message:
         [client_generator(config.seed, request.server_round, client.client_id)],
     )
     bounded = bounded_models(config, start, params, request.local_lr)
-    (arrays,) = trained_arrays(request.arrays, model, bounded)
+    noised = noised_models(config, bounded, request, [client.client_id])
+    (arrays,) = trained_arrays(request.arrays, model, noised)
     (norm,) = unclipped_norms(config, start, params, request.local_lr)
-    return train_reply(message, arrays, client.shard.num_examples, float(losses[0]), norm)
+    loss = None if claims_privacy(config) else float(losses[0])
+    return train_reply(message, arrays, reported_count(config, client.shard), loss, norm)
 
 
 @app.evaluate()

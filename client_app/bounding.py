@@ -3,7 +3,8 @@
 import torch
 
 from server_app.config import RunConfig, clip_units
-from strategies.bounding import clip, row_norms
+from server_app.privacy_checks import PRIVATE_ALGORITHMS, claims_privacy
+from strategies.bounding import clip, normalize, row_norms
 from strategies.update_clipping import ClipNorm
 
 CLIPS_UPDATES = ("fat-clipping-pr", "ce-fedavg")
@@ -14,22 +15,27 @@ def bounded_models(
 ) -> torch.Tensor:
     """Models [B, d] whose updates from `start` [d] an honest client of the algorithm sends.
 
-    FAT-Clipping-PR and CE-FedAvg: w − η_l clip((w − w_i)/η_l, C). Model clipping: clip(w_i, c).
-    All others send what they trained.
+    FAT-Clipping-PR, CE-FedAvg and DP-FedAvg: w − η_l clip((w − w_i)/η_l, C). DP-NormFedAvg: the
+    same with norm(·, C). Model clipping: clip(w_i, c). All others send what they trained.
     """
     if config.algorithm == "model-clipping":
         return clip(params, config.clip_norm)
-    if config.algorithm not in CLIPS_UPDATES:
+    if config.algorithm not in (*CLIPS_UPDATES, *PRIVATE_ALGORITHMS):
         return params
     bound = ClipNorm(config.clip_norm, clip_units(config)).in_gradient_units(local_lr)
-    return start - clip(start - params, local_lr * bound)
+    constrain = normalize if config.algorithm == "dp-normfedavg" else clip
+    return start - constrain(start - params, local_lr * bound)
 
 
 def unclipped_norms(
     config: RunConfig, start: torch.Tensor, params: torch.Tensor, local_lr: float
 ) -> list[float | None]:
-    """‖u_i‖ in gradient units of the B clients' models, before they clip; None if they do not."""
-    if config.algorithm not in CLIPS_UPDATES or not config.instruments:
+    """‖u_i‖ in gradient units of the B clients' models, before they clip; None if they do not.
+
+    Under a privacy claim no client tells.
+    """
+    tells = config.instruments and not claims_privacy(config)
+    if config.algorithm not in CLIPS_UPDATES or not tells:
         return [None] * len(params)
     return (row_norms(start - params) / local_lr).tolist()
 

@@ -27,6 +27,8 @@ class RoundRequest:
     share: float = 0.0
     total_examples: int = 0
     shared_seed: int = 0
+    num_invited: int = 1
+    noise_multiplier: float = 0.0
 
 
 def read_round(message: Message) -> RoundRequest:
@@ -42,6 +44,8 @@ def read_round(message: Message) -> RoundRequest:
         share=float(_number(config.get("share", 0.0))),
         total_examples=int(_number(config.get("total-examples", 0))),
         shared_seed=int(_number(config.get("shared-seed", 0))),
+        num_invited=int(_number(config.get("num-invited", 1))),
+        noise_multiplier=float(_number(config.get("noise-multiplier", 0.0))),
     )
 
 
@@ -78,15 +82,17 @@ def train_reply(
     message: Message,
     arrays: ArrayRecord,
     num_examples: int,
-    train_loss: float,
+    train_loss: float | None,
     update_norm: float | None = None,
 ) -> Message:
-    """The reply to a train message.
+    """The reply to a train message; without a loss where that is nobody else's business.
 
     `update_norm` is ‖u_i‖ in gradient units before the client clipped its update, for the
-    server's instruments; None where it did not clip.
+    server's instruments; None where it did not clip, or does not tell.
     """
-    metrics = MetricRecord({"num-examples": num_examples, "train-loss": train_loss})
+    metrics = MetricRecord({"num-examples": num_examples})
+    if train_loss is not None:
+        metrics["train-loss"] = train_loss
     if update_norm is not None:
         metrics["update-norm"] = update_norm
     return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)

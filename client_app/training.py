@@ -109,6 +109,7 @@ def train_clients(
         trained, trained_losses = _train_chunk(
             model,
             starts.index_select(0, index),
+            start if start.ndim == 1 else None,
             [shards[i] for i in chunk],
             spec,
             [generators[i] for i in chunk],
@@ -150,11 +151,25 @@ def _rows(shard: Shard, spec: LocalSteps) -> int:
 def _train_chunk(
     model: FlatModel,
     params: Tensor,
+    common_start: Tensor | None,
     shards: Sequence[Shard],
     spec: LocalSteps,
     generators: Sequence[np.random.Generator],
     clients: Sequence[int],
 ) -> tuple[Tensor, Tensor]:
+    whole = all(_rows(shard, spec) == shard.num_examples for shard in shards)
+    if (
+        whole
+        and common_start is not None
+        and isinstance(spec, LocalSGD)
+        and not spec.step_clip_norm
+    ):
+        x, y, weights = next(_batches(shards, spec, generators, params.dtype))
+        descended = model.descent(
+            common_start, x, y, weights, spec.steps, spec.learning_rate, spec.weight_decay
+        )
+        if descended is not None:
+            return descended[0], descended[1] / spec.steps
     total = params.new_zeros(len(shards))
     batches = _batches(shards, spec, generators, params.dtype)
     for step, (x, y, weights) in enumerate(batches):

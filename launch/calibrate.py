@@ -46,6 +46,45 @@ def fat_clipping(
     )
 
 
+@app.command("dp")
+def dp(
+    epsilon: Annotated[float, typer.Option(help="Budget of the whole run.")],
+    rounds: Annotated[int, typer.Option(help="Communication rounds T.")],
+    delta: Annotated[float, typer.Option(help="delta of the budget.")] = 1e-5,
+    sample_rate: Annotated[
+        float, typer.Option(help="Probability q with which a client joins a round (Poisson).")
+    ] = 1.0,
+    accountant: Annotated[
+        str | None, typer.Option(help="One of rdp, prv, pld; without it: all of them.")
+    ] = None,
+) -> None:
+    """The noise multiplier that a privacy budget asks for, under each accountant.
+
+    Example: blackthorn calibrate dp --epsilon 5 --delta 1e-5 --sample-rate 0.2 --rounds 100
+    """
+    from strategies.accounting import ACCOUNTANTS, calibrate_noise_multiplier
+
+    if accountant is not None and accountant not in ACCOUNTANTS:
+        allowed = ", ".join(ACCOUNTANTS)
+        raise ConfigError(f"accountant = {accountant!r} is not allowed: {allowed}")
+    lines = [
+        f"epsilon = {epsilon:g}, delta = {delta:g}: {rounds} rounds, each client joins with "
+        f"probability {sample_rate:g} (neighbours: one client added or removed)",
+        "",
+        f"{'accountant':12}{'noise-multiplier':>18}",
+    ]
+    for name in ACCOUNTANTS:
+        if accountant not in (None, name):
+            continue
+        try:
+            z = calibrate_noise_multiplier(epsilon, delta, sample_rate, rounds, name)
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+        lines.append(f"{name:12}{z:18.4f}")
+    lines += ["", "The noise of a round's sum has the standard deviation z x clip-norm."]
+    console.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
+
+
 def _schedule(
     variant: Literal["pr", "pi"],
     clients: int,

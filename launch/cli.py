@@ -101,7 +101,7 @@ def pilot(recipe: Recipe, settings: Settings = None, output_dir: OutputDir = Non
 
 @app.command()
 def reproduce(
-    paper: Annotated[str, typer.Argument(help="fat-clipping or understanding-clipping.")],
+    paper: Annotated[str, typer.Argument(help="fat-clipping, dp-normfedavg or understanding-clipping.")],
     only: Annotated[str | None, typer.Option(help="One of the paper's experiments.")] = None,
     seeds: Annotated[
         int | None, typer.Option(min=1, help="Seeds, where an experiment has many.")
@@ -193,8 +193,9 @@ def main() -> None:
     except RuntimeError as error:
         from server_app.run import RunFailed
         from strategies import NotEnoughClients
+        from strategies.ledger import LedgerInUse
 
-        if not isinstance(error, RunFailed | NotEnoughClients):
+        if not isinstance(error, RunFailed | NotEnoughClients | LedgerInUse):
             raise
         print(f"failed: {error}", file=sys.stderr)
         sys.exit(1)

@@ -12,6 +12,7 @@ from blackthorn.__main__ import app_root
 from launch.flower_cluster import DeploymentError, FlowerCluster, Node
 from launch.progress import RoundPrinter
 from server_app.config import ConfigError, RunConfig, to_mapping
+from server_app.privacy import privacy_of_dead_run
 from server_app.run import RunFailed, prepare
 from server_app.run_folder import read_metrics, read_summary, write_failure
 
@@ -44,19 +45,23 @@ def cluster(
             status = flower.wait(run_id, longest_run(config), lambda _: tail.show_new())
             tail.show_new()
     except KeyboardInterrupt:
-        write_failure(folder, config, "interrupted")
+        _fail(folder, config, "interrupted")
         raise
     except (DeploymentError, TimeoutError) as error:
-        write_failure(folder, config, str(error))
+        _fail(folder, config, str(error))
         raise RunFailed(str(error)) from error
     summary = read_summary(folder)
     if not status.completed or summary is None:
         reason = summary.get("reason") if summary else None
         reason = reason or f"Flower says {status} {status.details}".strip()
-        write_failure(folder, config, reason)
+        _fail(folder, config, reason)
         raise RunFailed(f"{reason} (see {folder / 'logs'})")
     summary["wall_seconds"] = round(time.monotonic() - began, 3)
     return summary
+
+
+def _fail(folder: Path, config: RunConfig, reason: str) -> None:
+    write_failure(folder, config, reason, privacy_of_dead_run(config, folder))
 
 
 def longest_run(config: RunConfig) -> float:

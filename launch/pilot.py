@@ -21,6 +21,10 @@ _UNCLIPPED = {
     "clip-norm": 0.0,
     "attack": "none",
     "num-byzantine": 0,
+    "noise-multiplier": 0.0,
+    "epsilon": 0.0,
+    "max-epsilon": 0.0,
+    "instruments": True,
 }
 
 
@@ -81,7 +85,8 @@ def pilot_report(recipe: Path, norms: NormRecorder, failed_round: int | None = N
         "",
         "This number is NOT private: it was read off every client's update, without noise. A run "
         "that",
-        "claims differential privacy and uses it must say that its threshold came from the data.",
+        "claims differential privacy and uses it must say that its threshold came from the data:",
+        "the key clip-norm-from-data = true makes its summary do so.",
     ]
     if failed_round is not None:
         lines += [

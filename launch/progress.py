@@ -16,14 +16,14 @@ def round_line(entry: Mapping[str, Any], num_rounds: int) -> str:
         parts.append(f"accuracy {100 * entry['accuracy']:5.1f} %")
     if entry.get("loss") is not None:
         parts.append(f"loss {entry['loss']:.4f}")
-    if entry["invited"]:
+    if entry.get("invited"):
         parts.append(f"replies {entry['replied']}/{entry['invited']}")
-    if entry["filtered"]:
+    if entry.get("filtered"):
         parts.append(f"filtered {len(entry['filtered'])}")
-    if entry["seconds"]:
+    if entry.get("seconds"):
         parts.append(f"{sum(entry['seconds'].values()):.1f} s")
     lines = ["  ".join(parts)]
-    lines += [f"  client {r['client']} rejected: {r['reason']}" for r in entry["rejected"]]
+    lines += [f"  client {r['client']} rejected: {r['reason']}" for r in entry.get("rejected", [])]
     if entry.get("skipped"):
         lines.append(f"  the model stays as it was: {entry['skipped']}")
     return "\n".join(lines)

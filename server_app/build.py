@@ -1,24 +1,27 @@
 """From a run configuration to a strategy. Everything that can be wrong is found here."""
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import attacks
 from server_app.config import ConfigError, RunConfig, clip_units, contraction_of
+from server_app.privacy import participation_of, privacy_plan
+from server_app.privacy_checks import is_noised
 from strategies import (
     CEFedAvg,
+    DPFedAvg,
+    DPNormFedAvg,
     FatClippingPI,
     FatClippingPR,
     FederatedStrategy,
     FedLangevin,
-    FixedParticipation,
     FrameOptions,
-    FullParticipation,
     GFedAvg,
     LangevinRate,
     LocalRate,
     ModelClipping,
     OutputIterate,
-    PoissonParticipation,
+    PrivacyPlan,
     Rage,
     ServerStep,
 )
@@ -26,7 +29,6 @@ from strategies.aggregators import Aggregator, RageFilter, weighted_mean
 from strategies.corruption import CorruptionBound
 from strategies.fed_langevin import Scheme
 from strategies.frame import Observer
-from strategies.participation import Participation
 
 
 def check_attack(config: RunConfig) -> None:
@@ -40,12 +42,27 @@ def check_attack(config: RunConfig) -> None:
         raise ConfigError(f"attack = {config.attack!r} is not allowed: {known}") from None
 
 
-def build_strategy(config: RunConfig, observers: Sequence[Observer] = ()) -> FederatedStrategy:
-    """The strategy that `config` describes."""
+def build_strategy(
+    config: RunConfig,
+    observers: Sequence[Observer] = (),
+    plan: PrivacyPlan | None = None,
+    ledger: Path | None = None,
+) -> FederatedStrategy:
+    """The strategy that `config` describes.
+
+    A run that adds noise has a privacy plan (computed here if it was not before), and a ledger
+    (None: in memory alone).
+    """
     frame = _frame(config, observers)
     aggregator = _aggregator(config)
     if aggregator is not None:
         frame["aggregator"] = aggregator
+    if plan is None and is_noised(config):
+        plan = privacy_plan(config)
+    if plan is not None:
+        del frame["participation"]
+        private = DPNormFedAvg if config.algorithm == "dp-normfedavg" else DPFedAvg
+        return private(plan, ledger=ledger, **frame)
     return ALGORITHMS[config.algorithm](config, frame)
 
 
@@ -143,17 +160,9 @@ def _corruption(config: RunConfig) -> CorruptionBound:
     return CorruptionBound(fraction=config.corrupt_fraction)
 
 
-def _participation(config: RunConfig) -> Participation:
-    if config.participation == "fixed":
-        return FixedParticipation(config.clients_per_round)
-    if config.participation == "poisson":
-        return PoissonParticipation(config.sample_rate)
-    return FullParticipation()
-
-
 def _frame(config: RunConfig, observers: Sequence[Observer]) -> FrameOptions:
     return {
-        "participation": _participation(config),
+        "participation": participation_of(config),
         "local_rate": LocalRate(
             config.local_lr,
             config.local_lr_decay,

@@ -12,10 +12,15 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from server_app.privacy_checks import PRIVATE_ALGORITHMS, check_privacy
+
 Scalar = bool | int | float | str
 
 
-CLIPPING_ALGORITHMS = ("fat-clipping-pr", "fat-clipping-pi", "ce-fedavg", "model-clipping")
+CLIPPING_ALGORITHMS = (
+    *("fat-clipping-pr", "fat-clipping-pi", "ce-fedavg", "model-clipping"),
+    *PRIVATE_ALGORITHMS,
+)
 
 
 class ConfigError(ValueError):
@@ -45,6 +50,8 @@ class RunConfig(BaseModel):
         "fat-clipping-pi",
         "ce-fedavg",
         "model-clipping",
+        "dp-fedavg",
+        "dp-normfedavg",
         "rage",
         "fa-ld",
     ] = Field("gfedavg", description="Published system that runs on the server.")
@@ -243,6 +250,44 @@ class RunConfig(BaseModel):
         "uniform", description="Mean over RAGE's survivors."
     )
 
+    # Client-level privacy (dp-fedavg, dp-normfedavg, and ce-fedavg with noise).
+    epsilon: float = Field(
+        0.0, ge=0, description="Budget of the whole run; the noise is calibrated to it. 0: none."
+    )
+    delta: float = Field(1e-5, gt=0, lt=1, description="delta of every (epsilon, delta).")
+    noise_multiplier: float = Field(
+        0.0, ge=0, description="z: the noise of a round's sum is N(0, (z clip-norm)^2); or epsilon."
+    )
+    accountant: Literal["rdp", "prv", "pld"] = Field(
+        "rdp", description="Who computes epsilon; prv and pld are tighter and slower."
+    )
+    neighbours: Literal["auto", "add-remove", "zero-out", "replace-one"] = Field(
+        "auto",
+        description="Whose influence is bounded; auto: add-remove for poisson, zero-out for fixed "
+        "and full.",
+    )
+    noise_location: Literal["server", "client"] = Field(
+        "server", description="Who draws the noise; client: every invited client its share."
+    )
+    noise_top_up: bool = Field(
+        True, description="noise at the clients: the server adds the share of those that failed."
+    )
+    max_epsilon: float = Field(
+        0.0, ge=0, description="The run ends before the round that would pass it; 0: no limit."
+    )
+    claim_privacy: bool = Field(
+        True, description="false: run what the claim would forbid, and report no figure."
+    )
+    clip_norm_from_data: bool = Field(
+        False, description="clip-norm was read off the clients' data: the claim then says so."
+    )
+    insecure_seeded_noise: bool = Field(
+        False, description="Cohorts and noise from the seed, for tests; drops the claim."
+    )
+    ledger: str = Field(
+        "", description="File of the privacy ledger to continue; empty: ledger.json of the run."
+    )
+
     # The adversary (simulated, or run by the Byzantine nodes of a cluster).
     attack: str = Field("none", description="What the Byzantine clients do (see docs/attacks.md).")
     num_byzantine: int = Field(0, ge=0, description="Byzantine clients in the population.")
@@ -258,7 +303,7 @@ class RunConfig(BaseModel):
     seed: int = Field(0, ge=0, le=2**32 - 1, description="Seed of data split, model and sampling.")
     evaluate_every: int = Field(1, ge=1, description="Rounds between evaluations.")
     instruments: bool = Field(
-        True,
+        False,
         description="Measure every client's update each round (norm, angle, tail index); not "
         "private: they read each client's update.",
     )
@@ -284,6 +329,7 @@ class RunConfig(BaseModel):
         _check_participation(self)
         _check_clipping(self)
         _check_langevin(self)
+        check_privacy(self)
         if self.task == "own-data" and (not self.input_shape or self.num_classes < 2):
             raise ValueError(
                 f'input-shape = "{self.input_shape}" with num-classes = {self.num_classes} is not '

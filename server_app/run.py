@@ -19,11 +19,14 @@ from server_app.instruments import Instruments
 from server_app.plots import plot_accuracy
 from server_app.posterior_recorder import PosteriorRecorder
 from server_app.posterior_report import report_posterior
+from server_app.privacy import check_ledger, ledger_path, privacy_entry, privacy_plan
+from server_app.privacy_checks import is_noised
 from server_app.run_folder import RunFolder, choose_folder
-from strategies import NotEnoughClients
+from strategies import NotEnoughClients, PrivacyPlan
 from strategies.array_codec import decode
 from strategies.frame import EvaluateFn, Observer
 from strategies.langevin import require_balance, shares
+from strategies.ledger import LedgerInUse
 from strategies.reports import RoundReport
 from tasks.problem import Problem, load_problem
 
@@ -41,6 +44,7 @@ class PreparedRun:
     config: RunConfig
     problem: Problem
     folder: Path
+    plan: PrivacyPlan | None = None
 
 
 def prepare(config: RunConfig) -> PreparedRun:
@@ -60,7 +64,10 @@ def prepare(config: RunConfig) -> PreparedRun:
                 require_balance(shares({i: s.num_examples for i, s in enumerate(shards)}))
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    return PreparedRun(config, problem, folder)
+    plan = privacy_plan(config) if is_noised(config) else None
+    if plan is not None:
+        check_ledger(plan, ledger_path(config, folder))
+    return PreparedRun(config, problem, folder, plan)
 
 
 def execute(
@@ -92,7 +99,13 @@ def _federate(
     checkpoints = _Checkpoints(prepared, folder)
     if config.algorithm == "fa-ld":
         observers = [PosteriorRecorder(config, prepared.problem, prepared.folder), *observers]
-    strategy = build_strategy(config, [folder, checkpoints, *observers])
+    strategy = build_strategy(
+        config,
+        [folder, checkpoints, *observers],
+        prepared.plan,
+        ledger_path(config, prepared.folder),
+    )
+    folder.set_privacy(lambda: privacy_entry(config, strategy))
     result = strategy.start(
         with_simulated_attack(config, grid),
         ArrayRecord(prepared.problem.state()),
@@ -119,7 +132,7 @@ def _final_metrics(prepared: PreparedRun, arrays: ArrayRecord) -> dict[str, floa
 def _reason(error: BaseException) -> str:
     if isinstance(error, KeyboardInterrupt):
         return "interrupted"
-    if isinstance(error, NotEnoughClients | RunFailed | ValueError):
+    if isinstance(error, NotEnoughClients | LedgerInUse | RunFailed | ValueError):
         return str(error)
     return f"{type(error).__name__}: {error}"
 

@@ -4,7 +4,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,9 +14,11 @@ import tomli_w
 from safetensors.numpy import save
 
 from server_app.config import ConfigError, RunConfig, to_mapping
+from server_app.privacy_checks import claims_privacy
 from strategies import RoundReport
 
 METRICS = "metrics.jsonl"
+OPERATOR = "operator.jsonl"
 SUMMARY = "summary.json"
 
 
@@ -65,6 +67,8 @@ class RunFolder:
         self.posterior: dict[str, Any] | None = None
         self.rounds_skipped = 0
         self.last_skip = ""
+        self._confidential = False
+        self._privacy: Callable[[], dict[str, Any] | None] = lambda: None
         path.mkdir(parents=True, exist_ok=True)
         (path / "config.toml").write_text(tomli_w.dumps(to_mapping(config)), encoding="utf-8")
         self._metrics = (path / METRICS).open("a", encoding="utf-8")
@@ -79,9 +83,17 @@ class RunFolder:
         if report.skipped:
             self.rounds_skipped += 1
             self.last_skip = report.skipped
+        self._confidential = report.confidential
         entry = {**round_entry(report), **self._extra.of_round(report)}
         self._metrics.write(json.dumps(_finite(entry)) + "\n")
         self._metrics.flush()
+
+        if report.confidential:
+            _append(self.path / OPERATOR, operator_entry(report))
+
+    def set_privacy(self, entry: Callable[[], dict[str, Any] | None]) -> None:
+        """What the summary says of privacy; asked for when the run ends, however it ends."""
+        self._privacy = entry
 
     def set_output(self, server_round: int, metrics: Mapping[str, float]) -> None:
         """The iterate that the run hands out: after how many rounds it arose, and its metrics."""
@@ -105,8 +117,8 @@ class RunFolder:
             "output_round": self._output_round,
             **self._extra.of_run(),
             **({} if self.posterior is None else {"posterior": self.posterior}),
-            "privacy": None,
-            "clients": self._clients,
+            "privacy": self._privacy(),
+            "clients": None if self._confidential else self._clients,
             "wall_seconds": round(time.monotonic() - self._began, 3),
             "status": status,
         }
@@ -137,8 +149,13 @@ def read_summary(folder: Path) -> dict[str, Any] | None:
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
 
 
-def write_failure(folder: Path, config: RunConfig, reason: str) -> None:
-    """summary.json of a run whose server ended without writing one, from its metrics."""
+def write_failure(
+    folder: Path, config: RunConfig, reason: str, privacy: Mapping[str, Any] | None = None
+) -> None:
+    """summary.json of a run whose server ended without writing one, from its metrics.
+
+    `privacy` is what its ledger says.
+    """
     if (folder / SUMMARY).exists():
         return
     entries = read_metrics(folder)
@@ -153,17 +170,21 @@ def write_failure(folder: Path, config: RunConfig, reason: str) -> None:
             "final": {key: last[key] for key in ("accuracy", "loss") if key in last},
             "output_round": None,
             "catastrophic_failure": entries[-1].get("catastrophic_failure") if entries else None,
-            "privacy": None,
-            "clients": {
-                "invited": sum(e["invited"] for e in entries),
-                "replied": sum(e["replied"] for e in entries),
-                "rejected": sum(len(e["rejected"]) for e in entries),
-            },
+            "privacy": privacy,
+            "clients": None if claims_privacy(config) else _count_clients(entries),
             "wall_seconds": None,
             "status": "failed",
             "reason": reason,
         },
     )
+
+
+def _count_clients(entries: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    return {
+        "invited": sum(e["invited"] for e in entries),
+        "replied": sum(e["replied"] for e in entries),
+        "rejected": sum(len(e["rejected"]) for e in entries),
+    }
 
 
 # What clients call their metrics must not hide what the server says of the round.
@@ -174,11 +195,25 @@ _OWN_KEYS = (
 
 
 def round_entry(report: RoundReport) -> dict[str, Any]:
-    """One line of metrics.jsonl."""
+    """One line of metrics.jsonl: under a privacy claim nothing of single clients or the cohort."""
+    entry = {**_public_entry(report), **({} if report.confidential else _cohort_entry(report))}
+    if report.evaluated_by:
+        entry["evaluated_by"] = report.evaluated_by
+    return entry
+
+
+def operator_entry(report: RoundReport) -> dict[str, Any]:
+    """One line of operator.jsonl, which is not part of what is released."""
+    return {"round": report.server_round, **_cohort_entry(report)}
+
+
+def _public_entry(report: RoundReport) -> dict[str, Any]:
+    own = {key: value for key, value in report.metrics.items() if key not in _OWN_KEYS}
+    return {"round": report.server_round, **own, "local_lr": report.local_lr}
+
+
+def _cohort_entry(report: RoundReport) -> dict[str, Any]:
     entry: dict[str, Any] = {
-        "round": report.server_round,
-        **{key: value for key, value in report.metrics.items() if key not in _OWN_KEYS},
-        "local_lr": report.local_lr,
         "invited": len(report.invited),
         "replied": len(report.accepted),
         "rejected": [{"client": r.client, "reason": r.reason} for r in report.rejected],
@@ -186,11 +221,14 @@ def round_entry(report: RoundReport) -> dict[str, Any]:
         "over_bound": report.over_bound,
         "seconds": {phase: round(s, 4) for phase, s in report.seconds.items()},
     }
-    if report.evaluated_by:
-        entry["evaluated_by"] = report.evaluated_by
     if report.skipped:
         entry["skipped"] = report.skipped
     return entry
+
+
+def _append(path: Path, entry: Mapping[str, Any]) -> None:
+    with path.open("a", encoding="utf-8") as stream:
+        stream.write(json.dumps(_finite(dict(entry))) + "\n")
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:

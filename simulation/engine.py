@@ -15,7 +15,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from torch import Tensor
 
-from client_app.app import local_training
+from client_app.app import local_training, reported_count
 from client_app.bounding import bounded_models, unclipped_norms
 from client_app.messages import (
     RoundRequest,
@@ -25,9 +25,10 @@ from client_app.messages import (
     train_reply,
     trained_arrays,
 )
+from client_app.private_update import noised_models
 from client_app.training import client_generator, train_clients
 from server_app.config import RunConfig
-from tasks.flat_model import FlatModel
+from server_app.privacy_checks import claims_privacy
 from tasks.problem import Problem
 from tasks.shards import Shard
 
@@ -117,7 +118,8 @@ class EngineGrid(Grid):
 
     def _enrol(self, message: Message) -> Message:
         client = _client_of(message)
-        return enrolment_reply(message, client, self._shards[client].num_examples)
+        count = reported_count(self.config, self._shards[client])
+        return enrolment_reply(message, client, count)
 
     def _train_cohort(self, messages: Sequence[Message]) -> list[Message]:
         return train_together([self], [messages])[0]
@@ -185,19 +187,22 @@ def train_together(
     params = bounded_models(config, starts, params, local_lr)
     sizes = [len(cohort.shards) for cohort in cohorts]
     return [
-        _replies(cohort, model, own_params, own_losses, [next(norms) for _ in cohort.shards])
-        for cohort, own_params, own_losses in zip(
-            cohorts, params.split(sizes), losses.split(sizes), strict=True
+        _replies(grid, cohort, own_params, own_losses, [next(norms) for _ in cohort.shards])
+        for grid, cohort, own_params, own_losses in zip(
+            grids, cohorts, params.split(sizes), losses.split(sizes), strict=True
         )
     ]
 
 
 def _replies(
-    cohort: Cohort, model: FlatModel, params: Tensor, losses: Tensor, norms: list[float | None]
+    grid: EngineGrid, cohort: Cohort, params: Tensor, losses: Tensor, norms: list[float | None]
 ) -> list[Message]:
-    answers = trained_arrays(cohort.requests[0].arrays, model, params)
+    config, request = grid.config, cohort.requests[0]
+    noised = noised_models(config, params, request, cohort.clients)
+    answers = trained_arrays(request.arrays, grid.problem.model, noised)
+    silent = claims_privacy(config)
     return [
-        train_reply(message, arrays, shard.num_examples, loss, norm)
+        train_reply(message, arrays, reported_count(config, shard), None if silent else loss, norm)
         for message, arrays, shard, loss, norm in zip(
             cohort.messages, answers, cohort.shards, losses.tolist(), norms, strict=True
         )

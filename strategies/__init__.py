@@ -1,5 +1,6 @@
 """Strategies for federated learning that survives the real world, and the functions they use."""
 
+from .accounting import Figure, Release, calibrate_noise_multiplier, spent
 from .aggregation import (
     Aggregate,
     bulyan,
@@ -15,6 +16,8 @@ from .aggregation import (
 from .aggregators import Aggregator, RageFilter, weighted_mean
 from .bounding import clip, normalize
 from .ce_fedavg import CEFedAvg
+from .dp_fedavg import DPFedAvg
+from .dp_normfedavg import DPNormFedAvg
 from .enrolment import NotEnoughClients
 from .fat_clipping_pi import FatClippingPI
 from .fat_clipping_pr import FatClippingPR
@@ -23,42 +26,54 @@ from .frame import FederatedStrategy, FrameOptions
 from .gfedavg import GFedAvg
 from .langevin import Langevin, LangevinRate
 from .learning_rate import LocalRate
+from .ledger import Ledger
 from .model_clipping import ModelClipping
 from .output_iterate import OutputIterate
 from .participation import FixedParticipation, FullParticipation, PoissonParticipation
+from .privacy_plan import PrivacyPlan, calibrated
 from .rage_local_sgd import Rage
 from .reports import Rejection, RoundReport
 from .schedules import ClippingSchedule, fat_clipping_schedule
 from .server_step import ServerStep
 from .shared_noise import shared_noise
 from .tail_index import tail_index
+from .update_clipping import ClipNorm
 
 __all__ = [
     "Aggregate",
     "Aggregator",
     "CEFedAvg",
+    "ClipNorm",
     "ClippingSchedule",
+    "DPFedAvg",
+    "DPNormFedAvg",
     "FatClippingPI",
     "FatClippingPR",
     "FedLangevin",
     "FederatedStrategy",
+    "Figure",
     "FixedParticipation",
     "FrameOptions",
     "FullParticipation",
     "GFedAvg",
     "Langevin",
     "LangevinRate",
+    "Ledger",
     "LocalRate",
     "ModelClipping",
     "NotEnoughClients",
     "OutputIterate",
     "PoissonParticipation",
+    "PrivacyPlan",
     "Rage",
     "RageFilter",
     "Rejection",
+    "Release",
     "RoundReport",
     "ServerStep",
     "bulyan",
+    "calibrate_noise_multiplier",
+    "calibrated",
     "centered_clipping",
     "clip",
     "coordinate_median",
@@ -70,6 +85,7 @@ __all__ = [
     "normalize",
     "rage",
     "shared_noise",
+    "spent",
     "tail_index",
     "trimmed_mean",
     "weighted_mean",

@@ -19,6 +19,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricReco
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
+from .aggregation import Aggregate
 from .aggregators import Aggregator, weighted_mean
 from .bounding import row_norms
 from .delivery import Delivery, attribute_replies, exchange
@@ -156,11 +157,6 @@ class FederatedStrategy(Strategy):
     def on_enrolment(self, clients: Sequence[Client]) -> None:
         """Called with the enrolled clients before the first round."""
 
-    def draw_cohort(self, server_round: int) -> list[int]:
-        """Ids of the clients to invite, ascending, each once."""
-        generator = participation_generator(self._seed, server_round)
-        return self._participation.sample(self._registry.clients(), generator)
-
     def client_config(self, client: int) -> Mapping[str, int | float]:  # noqa: ARG002
         """What one client's round config holds beside everybody's."""
         return {}
@@ -168,12 +164,51 @@ class FederatedStrategy(Strategy):
     def weigh(self, contributions: Mapping[int, Contribution]) -> torch.Tensor:
         """Weights [K], float64, sum 1. Declared counts cap what a client claims afterwards."""
         if self._weighting == "uniform":
-            return torch.full((len(contributions),), 1 / len(contributions), dtype=torch.float64)
+            share = 1 / max(1, len(contributions))
+            return torch.full((len(contributions),), share, dtype=torch.float64)
         counts = [
             self._capped(client, contribution.num_examples)
             for client, contribution in contributions.items()
         ]
         return torch.tensor(counts, dtype=torch.float64) / sum(counts)
+
+    def combine(
+        self, updates: torch.Tensor, weights: torch.Tensor, report: RoundReport
+    ) -> Aggregate:
+        """One vector [d] from the round's updates [K, d] in gradient units, still unbounded.
+
+        `report` names the round, its model w_t, who was invited and who answered. Raises
+        ValueError where the rule's guarantee does not hold: the round is skipped.
+        """
+        bounded = self.bound(updates, report.model, report.local_lr)
+        return self._aggregate(bounded, weights, rule_generator(self._seed, report.server_round))
+
+    def quorum(self) -> int:
+        """Accepted replies below which a round leaves the model as it was."""
+        return max(1, self._min_replies)
+
+    def draw_cohort(self, clients: Sequence[int], server_round: int) -> list[int]:
+        """The round's cohort out of the `clients` that ever enrolled, ascending."""
+        generator = participation_generator(self._seed, server_round)
+        return self._participation.sample(clients, generator)
+
+    def round_config(self, cohort: Sequence[int]) -> dict[str, float]:
+        """What every client of the cohort is told beside the rate and the cohort's size."""
+        del cohort
+        return {}
+
+    def rounds_allowed(self, num_rounds: int) -> int:
+        """How many of the rounds wanted a run may have."""
+        return num_rounds
+
+    def must_stop(self) -> bool:
+        """Whether the run ends here, before its last round."""
+        return False
+
+    @property
+    def confidential(self) -> bool:
+        """Whether nothing of single clients or of the cohort may leave the server."""
+        return False
 
     # A run.
 
@@ -198,6 +233,7 @@ class FederatedStrategy(Strategy):
         result = Result()
         self._model = GlobalModel.of(initial_arrays)
         self._local_lr, self._accuracy = self._rate.initial, None
+        num_rounds = self.rounds_allowed(num_rounds)
         self._enrol_all(grid)
         chosen = IterateKeeper(self._output, num_rounds, self._seed)
         chosen.see(0, initial_arrays, self._evaluate_initial(result, initial_arrays, evaluate_fn))
@@ -213,6 +249,8 @@ class FederatedStrategy(Strategy):
             )
             chosen.see(server_round, self._model.arrays(), report.metrics)
             self._publish(report)
+            if self.must_stop():
+                break
         result.arrays, self.output_round = chosen.arrays, chosen.server_round
         return result
 
@@ -278,8 +316,8 @@ class FederatedStrategy(Strategy):
         began = time.monotonic()
         patience = min(self._start_timeout, timeout or self._start_timeout)
         self._registry.wait_for_any(grid, self._min_replies, patience)
-        cohort = self.draw_cohort(server_round)
-        full = ConfigRecord(dict(config or {}))
+        cohort = self.draw_cohort(self._registry.clients(), server_round)
+        full = ConfigRecord({**(config or {}), **self.round_config(cohort)})
         full[LOCAL_LR] = self._local_lr
         full[NUM_INVITED] = len(cohort)
         arrays = self._require_model().arrays()
@@ -307,7 +345,8 @@ class FederatedStrategy(Strategy):
         """Messages to every connected client: fill `self._evaluation`."""
         began = time.monotonic()
         self._registry.refresh(grid, self._start_timeout)
-        clients = self._registry.online()
+        # What clients measure on their own examples is theirs: nobody asks for it under a claim.
+        clients = [] if self.confidential else self._registry.online()
         full = ConfigRecord(dict(config or {}))
         messages = [
             self._message(client, arrays, full, server_round, MessageType.EVALUATE, timeout)
@@ -344,41 +383,30 @@ class FederatedStrategy(Strategy):
             rejected=rejected,
             local_lr=self._local_lr,
             model=model.current.clone(),
+            confidential=self.confidential,
             seconds={"training": replied - self._broadcast.began},
         )
-        for rejection in rejected:
-            logger.warning(
-                "round %d: client %d rejected: %s",
-                report.server_round,
-                rejection.client,
-                rejection.reason,
-            )
-        if len(contributions) < max(1, self._min_replies):
-            report.skipped = f"{len(contributions)} replies, fewer than {max(1, self._min_replies)}"
+        if len(contributions) < self.quorum():
+            report.skipped = f"{len(contributions)} replies, fewer than {self.quorum()}"
         else:
             self._update_model(model, contributions, report)
-        if report.skipped:
-            logger.warning(
-                "round %d left the model as it was: %s", report.server_round, report.skipped
-            )
         report.seconds["aggregation"] = time.monotonic() - replied
+        if not report.confidential:
+            _log_losses(report)
         return report
 
     def _update_model(
         self, model: GlobalModel, contributions: dict[int, Contribution], report: RoundReport
     ) -> None:
-        updates = torch.stack([c.update for c in contributions.values()])
+        updates = model.current.new_empty(len(contributions), len(model.current))
+        for row, contribution in zip(updates, contributions.values(), strict=True):
+            row.copy_(contribution.update)
         report.updates = updates
         report.claimed_norms = _claimed_norms(contributions)
         report.norm_bound = self.norm_bound(self._local_lr)
         report.over_bound = self._over_bound(updates, model.current, report.accepted)
-        generator = _rule_generator(self._seed, report.server_round)
         try:
-            aggregate = self._aggregate(
-                self.bound(updates, model.current, self._local_lr),
-                self.weigh(contributions),
-                generator,
-            )
+            aggregate = self.combine(updates, self.weigh(contributions), report)
             model.step(self._step, aggregate.vector, self._local_lr)
         except ValueError as error:
             report.skipped = f"the updates cannot be aggregated: {error}"
@@ -420,7 +448,7 @@ class FederatedStrategy(Strategy):
         if evaluate_fn is None:
             return {}
         model = self._require_model().current.clone()
-        report = RoundReport(0, [], [], [], self._local_lr, model)
+        report = RoundReport(0, [], [], [], self._local_lr, model, confidential=self.confidential)
         report.metrics = _record(result, 0, evaluate_fn(0, arrays))
         report.evaluated_by = "server"
         self._note_accuracy(report.metrics)
@@ -488,7 +516,19 @@ def _claimed_norms(contributions: Mapping[int, Contribution]) -> dict[int, float
     }
 
 
-def _rule_generator(seed: int, server_round: int) -> np.random.Generator:
+def _log_losses(report: RoundReport) -> None:
+    for rejection in report.rejected:
+        logger.warning(
+            "round %d: client %d rejected: %s",
+            report.server_round,
+            rejection.client,
+            rejection.reason,
+        )
+    if report.skipped:
+        logger.warning("round %d left the model as it was: %s", report.server_round, report.skipped)
+
+
+def rule_generator(seed: int, server_round: int) -> np.random.Generator:
     """For rules that draw: fresh in every round, and the same again for the same seed."""
     sequence = np.random.SeedSequence([seed, server_round, _RULE_STREAM])
     return np.random.Generator(np.random.Philox(sequence))

@@ -26,7 +26,8 @@ class RoundReport:
     [d] is what the rule made of the bounded updates (None: the round was skipped). `skipped` says
     why the model was left as it was (None: it was updated). `metrics` are the evaluation's, empty
     in rounds without. `claimed_norms` is what clients that clip say ‖u_i‖ was before they did, in
-    gradient units: instruments may show it, nothing may rely on it.
+    gradient units: instruments may show it, nothing may rely on it. `confidential`: a privacy
+    claim covers the model and the metrics alone; all the rest is for the operator's eyes.
     """
 
     server_round: int
@@ -47,9 +48,12 @@ class RoundReport:
     metrics: dict[str, float] = field(default_factory=dict)
     evaluated_by: str | None = None
     seconds: dict[str, float] = field(default_factory=dict)
+    confidential: bool = False
 
     def metric_record(self) -> MetricRecord:
-        """The round's counts in Flower's form."""
+        """The round's counts in Flower's form; none where they are confidential."""
+        if self.confidential:
+            return MetricRecord({})
         return MetricRecord(
             {
                 "invited": len(self.invited),

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
 ExampleLoss = Callable[[Tensor, Tensor], Tensor]
+Descent = Callable[[Tensor, Tensor, Tensor, Tensor, int, float, float], tuple[Tensor, Tensor]]
 LossAndGradient = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 BATCHINGS = ("vmap", "loop")
 
@@ -26,7 +27,10 @@ class FlatModel:
 
     A module that knows its gradient in closed form can have the method
     ``analytic_loss_and_gradient``, with arguments and result of ``loss_and_gradient``: it is then
-    used in place of automatic differentiation.
+    used in place of automatic differentiation. One that knows a whole descent can have
+    ``analytic_descent(start [d], x, y, weights, steps, learning_rate, weight_decay)``, which gives
+    the parameters [B, d] after that many steps on the same batch, each along its gradient plus
+    weight_decay · w, and the sums of the losses before the steps [B].
     """
 
     def __init__(
@@ -52,6 +56,7 @@ class FlatModel:
             raise ValueError("the module has 0 trainable parameters: it needs at least 1")
         self._batched_gradient = vmap(grad_and_value(self._weighted_loss))
         self._analytic: LossAndGradient | None = getattr(module, "analytic_loss_and_gradient", None)
+        self._descent: Descent | None = getattr(module, "analytic_descent", None)
 
     def flatten(self, state_dict: Mapping[str, Tensor]) -> Tensor:
         """The vector [d] of a state_dict, a copy; its entries that are not part of w are ignored.
@@ -113,6 +118,22 @@ class FlatModel:
                 params[client], x[client], y[client], weights[client]
             )
         return losses, gradients
+
+    def descent(
+        self,
+        start: Tensor,
+        x: Tensor,
+        y: Tensor,
+        weights: Tensor,
+        steps: int,
+        learning_rate: float,
+        weight_decay: float,
+    ) -> tuple[Tensor, Tensor] | None:
+        """The module's ``analytic_descent``; None where it has none."""
+        if self._descent is None:
+            return None
+        x = self._as_input(x, start.dtype)
+        return self._descent(start, x, y, weights, steps, learning_rate, weight_decay)
 
     def _client_gradient(
         self, params: Tensor, x: Tensor, y: Tensor, weights: Tensor

@@ -5,10 +5,83 @@ import re
 from collections import OrderedDict
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 MODEL_NAMES = ("logistic", "mlp-H[-H...]", "cnn")
 _MLP = re.compile(r"mlp(-[1-9][0-9]{0,5})+")
+
+
+class SoftmaxRegression(nn.Sequential):
+    """Logits W x + b [n, C] of flattened inputs, whose cross-entropy has a gradient in closed form.
+
+    For the cross-entropy alone: the gradient is not that of another loss.
+    """
+
+    def __init__(self, inputs: int, num_classes: int) -> None:
+        super().__init__(OrderedDict(flatten=nn.Flatten(), output=nn.Linear(inputs, num_classes)))
+        self._classes = num_classes
+
+    def analytic_loss_and_gradient(
+        self, params: Tensor, x: Tensor, y: Tensor, weights: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Cross-entropies [B] and their gradients [B, d], w = (W, b) row by row; see FlatModel.
+
+        ∇_W = Σ_j weights_j (softmax(W x_j + b) − e_{y_j}) x_jᵀ, and ∇_b the same without x.
+        """
+        inputs = x.flatten(2)
+        classes = self._classes
+        matrix, bias = params.split([inputs.shape[2] * classes, classes], dim=1)
+        matrix = matrix.view(len(params), classes, -1)
+        logits = torch.baddbmm(bias[:, None], inputs, matrix.transpose(1, 2))
+        logs = torch.log_softmax(logits, dim=2)
+        losses = -(weights * logs.gather(2, y[:, :, None])[:, :, 0]).sum(dim=1)
+        residuals = logs.exp().scatter_add_(2, y[:, :, None], -torch.ones_like(logs[:, :, :1]))
+        residuals *= weights[:, :, None]
+        gradients = torch.empty_like(params)
+        torch.bmm(
+            residuals.transpose(1, 2), inputs, out=gradients[:, : matrix[0].numel()].view_as(matrix)
+        )
+        gradients[:, matrix[0].numel() :] = residuals.sum(dim=1)
+        return losses, gradients
+
+    def analytic_descent(
+        self,
+        start: Tensor,
+        x: Tensor,
+        y: Tensor,
+        weights: Tensor,
+        steps: int,
+        learning_rate: float,
+        weight_decay: float,
+    ) -> tuple[Tensor, Tensor]:
+        """``steps`` steps of full-batch descent from ``start`` [d]; see FlatModel.
+
+        Every gradient R_kᵀ X is a combination of the n inputs, so that W_k = s^k W_0 − η S_kᵀ X
+        with s = 1 − η · weight_decay and S_{k+1} = s S_k + R_k [n, C]: each step needs the n x n
+        Gram matrix X Xᵀ alone, and the inputs are read three times in all.
+        """
+        inputs = x.flatten(2)
+        classes = self._classes
+        matrix = start[:-classes].view(classes, -1)
+        bias = start[-classes:].repeat(len(x), 1)
+        products = inputs @ matrix.T
+        gram = torch.bmm(inputs, inputs.transpose(1, 2))
+        combined, total = torch.zeros_like(products), start.new_zeros(len(x))
+        shrink = 1 - learning_rate * weight_decay
+        for _ in range(steps):
+            logs = torch.log_softmax(products + bias[:, None], dim=2)
+            total -= (weights * logs.gather(2, y[:, :, None])[:, :, 0]).sum(dim=1)
+            residuals = logs.exp().scatter_add_(2, y[:, :, None], -torch.ones_like(logs[:, :, :1]))
+            residuals *= weights[:, :, None]
+            combined = shrink * combined + residuals
+            products = torch.baddbmm(products, gram, residuals, beta=shrink, alpha=-learning_rate)
+            bias = shrink * bias - learning_rate * residuals.sum(dim=1)
+        params = start.new_empty(len(x), len(start))
+        moved = params[:, :-classes].view(len(x), classes, -1)
+        torch.bmm(combined.transpose(1, 2), inputs, out=moved)
+        moved.mul_(-learning_rate).add_(matrix, alpha=shrink**steps)
+        params[:, -classes:] = bias
+        return params, total
 
 
 class SmallCNN(nn.Sequential):
@@ -68,7 +141,7 @@ def build_model(name: str, input_shape: tuple[int, ...], num_classes: int, seed:
 
 def _architecture(name: str, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
     if name == "logistic":
-        return _perceptron(math.prod(input_shape), [], num_classes)
+        return SoftmaxRegression(math.prod(input_shape), num_classes)
     if _MLP.fullmatch(name):
         widths = [int(width) for width in name.split("-")[1:]]
         return _perceptron(math.prod(input_shape), widths, num_classes)

@@ -25,6 +25,7 @@ def configuration(folder: Path, **options: Any) -> RunConfig:
         "num-server-rounds": 3,
         "local-steps": 4,
         "batch-size": 0,
+        "instruments": True,
         "output-dir": str(folder),
         **{key.replace("_", "-"): value for key, value in options.items()},
     }

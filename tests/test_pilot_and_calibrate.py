@@ -225,3 +225,30 @@ def test_wrong_values_are_one_line(
 def test_calibrate_names_what_it_can(blackthorn: Command) -> None:
     assert blackthorn("calibrate", "--help") == 0
     assert "fat-clipping" in blackthorn.out
+
+
+def test_calibrate_dp_prints_z_under_every_accountant(blackthorn: Command) -> None:
+    budget = ("--epsilon", "5", "--delta", "1e-5", "--sample-rate", "0.2", "--rounds", "50")
+    assert blackthorn("calibrate", "dp", *budget) == 0
+    for name, golden in {"rdp": 1.664, "prv": 1.555, "pld": 1.555}.items():
+        assert blackthorn.number(rf"{name} +(\S+)") == pytest.approx(golden, rel=0.01)
+    assert blackthorn("calibrate", "dp", *budget, "--accountant", "rdp") == 0
+    assert "prv" not in blackthorn.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("--epsilon", "0"), "epsilon = 0"),
+        (("--delta", "2"), "delta = 2"),
+        (("--sample-rate", "0"), "sample rate = 0"),
+        (("--rounds", "0"), "rounds = 0"),
+        (("--accountant", "best"), "accountant = 'best' is not allowed: rdp, prv, pld"),
+    ],
+)
+def test_calibrate_dp_refuses_in_one_line(
+    blackthorn: Command, arguments: tuple[str, str], expected: str
+) -> None:
+    assert blackthorn("calibrate", "dp", "--epsilon", "1", "--rounds", "5", *arguments) == 2
+    assert expected in blackthorn.err
+    assert blackthorn.err.count("\n") == 1

@@ -1,0 +1,105 @@
+"""What a run configuration may claim: the combinations under which a privacy figure would be false
+are refused here, one line each, before anything is contacted."""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from server_app.config import RunConfig
+
+PRIVATE_ALGORITHMS = ("dp-fedavg", "dp-normfedavg")
+_OR_NO_CLAIM = "or claim-privacy = false (no figure is then reported)"
+
+
+def is_noised(config: "RunConfig") -> bool:
+    """Whether noise is added for client-level privacy."""
+    return config.algorithm in PRIVATE_ALGORITHMS or (
+        config.algorithm == "ce-fedavg" and (config.noise_multiplier > 0 or config.epsilon > 0)
+    )
+
+
+def claims_privacy(config: "RunConfig") -> bool:
+    """Whether the run reports a figure, so that nothing else may leave the server."""
+    return is_noised(config) and config.claim_privacy and not config.insecure_seeded_noise
+
+
+def check_privacy(config: "RunConfig") -> None:
+    """Raises ValueError, one line: what is wrong or breaks the claim, and what to set instead."""
+    if not is_noised(config):
+        _check_unused(config)
+        return
+    if (config.noise_multiplier > 0) == (config.epsilon > 0):
+        raise ValueError(
+            f"noise-multiplier = {config.noise_multiplier} with epsilon = {config.epsilon} is not "
+            f"allowed with algorithm {config.algorithm}: set one of the two above 0"
+        )
+    if config.participation == "fixed" and config.neighbours == "add-remove":
+        raise ValueError(
+            "participation = fixed breaks the claim for neighbours = add-remove, whose figure is "
+            "for poisson: set neighbours = zero-out or replace-one"
+        )
+    if config.participation == "poisson" and config.neighbours not in ("auto", "add-remove"):
+        raise ValueError(
+            f"participation = poisson breaks the claim for neighbours = {config.neighbours}: "
+            "set neighbours = add-remove, or participation = fixed"
+        )
+    if claims_privacy(config):
+        _check_claim(config)
+
+
+def _check_unused(config: "RunConfig") -> None:
+    noise = {"noise-multiplier": config.noise_multiplier, "epsilon": config.epsilon}
+    for key, value in {**noise, "max-epsilon": config.max_epsilon}.items():
+        if value > 0:
+            raise ValueError(
+                f"{key} = {value} is not allowed with algorithm {config.algorithm}, which adds no "
+                f"noise: {', '.join(PRIVATE_ALGORITHMS)} and ce-fedavg do"
+            )
+
+
+def _check_claim(config: "RunConfig") -> None:
+    for broken, line in _refusals(config):
+        if broken:
+            raise ValueError(f"{line}, {_OR_NO_CLAIM}")
+
+
+def _refusals(config: "RunConfig") -> list[tuple[bool, str]]:
+    robust = config.aggregator not in ("auto", "mean")
+    at_clients = config.noise_location == "client"
+    return [
+        (
+            robust and not at_clients,
+            f"aggregator = {config.aggregator} breaks the claim: the sensitivity of a robust rule "
+            "is not clip-norm/r; set aggregator = mean, or noise-location = client (then the local "
+            "figure holds)",
+        ),
+        (
+            config.weighting == "num-examples",
+            "weighting = num-examples breaks the claim: a client's own count would set its "
+            "influence; set weighting = uniform",
+        ),
+        (
+            config.instruments,
+            "instruments = true breaks the claim: they publish every client's norms; set "
+            "instruments = false",
+        ),
+        (
+            config.min_replies > 1,
+            f"min-replies = {config.min_replies} breaks the claim: a skipped round tells how many "
+            "took part; set min-replies = 1",
+        ),
+        (
+            at_clients and not robust and config.num_byzantine > 0,
+            f"num-byzantine = {config.num_byzantine} breaks the claim with noise-location = "
+            "client: a Byzantine client adds no noise; set noise-location = server",
+        ),
+        (
+            config.omniscient and config.num_byzantine > 0,
+            "omniscient = true breaks the claim: the attacker sees the honest updates; set "
+            "omniscient = false",
+        ),
+        (
+            robust and config.max_epsilon > 0,
+            f"max-epsilon = {config.max_epsilon} breaks the claim with aggregator = "
+            f"{config.aggregator}, which has no central figure; set max-epsilon = 0",
+        ),
+    ]

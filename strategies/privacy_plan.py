@@ -1,0 +1,216 @@
+"""The one object from which sampler, mechanism and accountant take q, m, C, z, T and δ."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from scipy import stats
+
+from .accounting import (
+    ACCOUNTANTS,
+    Accountant,
+    Figure,
+    Release,
+    calibrate,
+    check_delta,
+    spent,
+)
+from .entropy import Randomness
+from .participation import (
+    FixedParticipation,
+    FullParticipation,
+    Participation,
+    PoissonParticipation,
+)
+from .update_clipping import ClipNorm
+
+Neighbours = Literal["add-remove", "zero-out", "replace-one"]
+NoiseLocation = Literal["server", "client"]
+
+_SENTENCES = {
+    "add-remove": "neighbours differ by one client added or removed",
+    "zero-out": "neighbours differ by one client whose contributions become zero; no amplification "
+    "by sampling",
+    "replace-one": "neighbours differ by one client replaced by another; sensitivity 2C",
+}
+
+
+@dataclass(frozen=True)
+class PrivacyPlan:
+    """Client-level differential privacy of a run, before it starts.
+
+    clip_norm: C, the longest contribution of a client. noise_multiplier: z; the noise in a round's
+    sum is N(0, (z C)² I) in total. num_clients: m. rounds: T. participation: PoissonParticipation
+    (neighbours add-remove), FixedParticipation (zero-out or replace-one) or FullParticipation (any
+    of the three). noise_location: "server" draws the noise once; "client": every invited client
+    adds its share 1/s of the variance. top_up: the server adds the share of those that failed.
+    max_epsilon: the run ends before the round that would cost more. claim: whether a figure may be
+    reported. insecure_seed: sampling and noise from this seed, which forfeits the claim.
+
+    Raises ValueError, one line, for values out of range and for combinations without an analysis.
+    """
+
+    clip_norm: ClipNorm
+    noise_multiplier: float
+    num_clients: int
+    rounds: int
+    participation: Participation = field(default_factory=FullParticipation)
+    delta: float = 1e-5
+    neighbours: Neighbours | None = None
+    accountant: Accountant = "rdp"
+    noise_location: NoiseLocation = "server"
+    top_up: bool = True
+    max_epsilon: float | None = None
+    claim: bool = True
+    insecure_seed: int | None = None
+
+    def __post_init__(self) -> None:
+        check_delta(self.delta)
+        if self.accountant not in ACCOUNTANTS:
+            raise ValueError(
+                f"accountant = {self.accountant!r} is not allowed: {', '.join(ACCOUNTANTS)}"
+            )
+        if self.noise_location not in ("server", "client"):
+            raise ValueError(f"noise_location = {self.noise_location!r}: server or client")
+        if self.num_clients < 1 or self.rounds < 1:
+            raise ValueError(
+                f"num_clients = {self.num_clients} with rounds = {self.rounds} is not allowed: "
+                "at least 1 each"
+            )
+        if not 0 < self.noise_multiplier < math.inf:
+            raise ValueError(
+                f"noise_multiplier = {self.noise_multiplier} is not allowed: greater than 0"
+            )
+        if self.max_epsilon is not None and not self.max_epsilon > 0:
+            raise ValueError(f"max_epsilon = {self.max_epsilon} is not allowed: greater than 0")
+        if self.claim and self.insecure_seed is not None:
+            raise ValueError(
+                "a seed for the noise breaks the claim: whoever knows it can subtract the noise; "
+                "omit insecure_seed, or set claim = False"
+            )
+        if not math.isfinite(self.clip_norm.value):
+            raise ValueError("clip_norm = inf is not allowed: a claim needs a bound")
+        self._check_neighbours()
+
+    def _check_neighbours(self) -> None:
+        if isinstance(self.participation, FixedParticipation):
+            if self.participation.size > self.num_clients:
+                raise ValueError(
+                    f"a cohort of {self.participation.size} of {self.num_clients} clients is not "
+                    "allowed: at most all of them"
+                )
+            allowed: tuple[str, ...] = ("zero-out", "replace-one")
+        elif isinstance(self.participation, PoissonParticipation):
+            allowed = ("add-remove",)
+        elif isinstance(self.participation, FullParticipation):
+            allowed = ("zero-out", "replace-one", "add-remove")
+        else:
+            raise ValueError(f"no accountant knows the participation {self.participation}")
+        if self.neighbours is not None and self.neighbours not in allowed:
+            raise ValueError(
+                f"neighbours = {self.neighbours} breaks the claim with this participation, whose "
+                f"figure is for {' or '.join(allowed)}"
+            )
+
+    @property
+    def relation(self) -> Neighbours:
+        """Whose influence the figure bounds."""
+        if self.neighbours is not None:
+            return self.neighbours
+        return "add-remove" if self.sample_rate < 1 or self._poisson else "zero-out"
+
+    @property
+    def _poisson(self) -> bool:
+        return isinstance(self.participation, PoissonParticipation)
+
+    @property
+    def sample_rate(self) -> float:
+        """q of Poisson sampling; 1 without it."""
+        kind = self.participation
+        return kind.sample_rate if isinstance(kind, PoissonParticipation) else 1.0
+
+    @property
+    def cohort_size(self) -> float:
+        """r, the fixed denominator: q m, the size of a fixed cohort, or m. Never a head count."""
+        if isinstance(self.participation, FixedParticipation):
+            return float(self.participation.size)
+        return self.sample_rate * self.num_clients
+
+    def draw(self, clients: Sequence[int], randomness: Randomness) -> list[int]:
+        """The cohort of a round from the clients' stable ids, ascending.
+
+        A fixed cohort is drawn from m places, of which those without a client stay empty: the
+        rate of sampling must not rise because some clients have not enrolled.
+        """
+        known = sorted(clients)
+        if isinstance(self.participation, PoissonParticipation):
+            joins = randomness.uniform(len(known)) < self.participation.sample_rate
+            return [client for client, joined in zip(known, joins, strict=True) if joined]
+        if isinstance(self.participation, FixedParticipation):
+            places = max(self.num_clients, len(known))
+            order = randomness.uniform(places).argsort()[: self.participation.size]
+            return sorted(known[place] for place in order if place < len(known))
+        return known
+
+    def release(self, noise_share: float = 1.0) -> Release:
+        """What a round is charged, with `noise_share` of the noise's variance in the sum."""
+        z = self.noise_multiplier * math.sqrt(noise_share)
+        if self.relation != "replace-one":
+            return Release(z, sample_rate=self.sample_rate)
+        if isinstance(self.participation, FixedParticipation):
+            return Release(z / 2, drawn=(self.participation.size, self.num_clients))
+        return Release(z / 2)
+
+    def figure(self, rounds: int | None = None) -> Figure:
+        """ε of `rounds` (by default all T) planned rounds."""
+        count = self.rounds if rounds is None else rounds
+        return spent([(self.release(), count)], self.delta, self.accountant)
+
+    def sentence(self) -> str:
+        """Who is protected from whom, in words."""
+        who = "client-level differential privacy of the released models"
+        if self.noise_location == "client":
+            who += ", against everybody but the server"
+        return f"{who}; {_SENTENCES[self.relation]}"
+
+    def largest_cohort(self, failure: float) -> int:
+        """What no cohort of the T rounds exceeds, but with probability `failure`."""
+        if isinstance(self.participation, FixedParticipation):
+            return self.participation.size
+        if not self._poisson:
+            return self.num_clients
+        return largest_poisson_cohort(self.num_clients, self.sample_rate, self.rounds, failure)
+
+    def local_figure(self) -> Figure:
+        """ε at δ against the server itself, where the clients add the noise.
+
+        A client's message carries N(0, (z C)²/s I) and moves by up to 2 C with its data: multiplier
+        z/(2 √s), without amplification, and for a client that is drawn in every round. s is at
+        most `largest_cohort(δ/2)` (a client of ours does not answer beyond it); the other half of
+        δ is the mechanism's.
+        """
+        s = self.largest_cohort(self.delta / 2)
+        release = Release(self.noise_multiplier / (2 * math.sqrt(s)))
+        return spent([(release, self.rounds)], self.delta / 2, "rdp")
+
+
+def largest_poisson_cohort(
+    num_clients: int, sample_rate: float, rounds: int, failure: float
+) -> int:
+    """What no Binomial(m, q) cohort of `rounds` exceeds, but with probability `failure`."""
+    quantile = stats.binom.isf(failure / rounds, num_clients, sample_rate)
+    return max(1, min(num_clients, int(quantile)))
+
+
+def calibrated(plan: PrivacyPlan, epsilon: float) -> PrivacyPlan:
+    """`plan` with the smallest z whose T rounds cost at most (`epsilon`, δ)."""
+    probe = replace(plan, noise_multiplier=1.0)
+    z = calibrate(
+        epsilon,
+        plan.delta,
+        lambda z: replace(probe, noise_multiplier=z).release(),
+        plan.rounds,
+        plan.accountant,
+    )
+    return replace(plan, noise_multiplier=z)

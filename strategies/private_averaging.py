@@ -1,0 +1,245 @@
+"""What the private strategies have in common: a bounded, noised sum with a fixed denominator."""
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Unpack
+
+import torch
+from flwr.serverapp.strategy import Result
+
+from . import bounding
+from .accounting import Figure
+from .aggregation import Aggregate
+from .aggregators import weighted_mean
+from .entropy import Randomness, SeededRandomness, SystemRandomness
+from .frame import FederatedStrategy, FrameOptions, rule_generator
+from .ledger import Ledger
+from .noise import client_deviation, gaussian_noise, longest_noised, missing_share
+from .privacy_plan import PrivacyPlan
+from .reports import RoundReport
+
+NOISE_MULTIPLIER = "noise-multiplier"
+_SAMPLING_STREAM = 0xD1CE
+_NOISE_STREAM = 0x6A55
+
+logger = logging.getLogger("blackthorn")
+
+
+class PrivateAveraging(FederatedStrategy):
+    """a_t = (1/r) [ Σ_{i ∈ S_t} g_i + N(0, (z C)² I) ], r = q m fixed, g_i bounded by C.
+
+    `privacy` is the plan that sampler, mechanism and accountant share; its participation replaces
+    the frame's. `ledger` is the file that holds what was spent (None: memory alone); it is written
+    before the noised model exists. Every round is charged and released, whoever answers: there is
+    no quorum, no report of a client is used, and under a claim none leaves the server.
+
+    With another aggregator the noise at the clients still protects each message from the server
+    (`local_figure`), but no central figure holds: the rule's sensitivity is not C/r.
+
+    Raises ValueError for options under which the plan's claim would be false.
+    """
+
+    def __init__(
+        self,
+        privacy: PrivacyPlan,
+        *,
+        ledger: Path | None = None,
+        **frame: Unpack[FrameOptions],
+    ) -> None:
+        if "participation" in frame:
+            raise ValueError("participation is the privacy plan's: give it there")
+        frame.setdefault("num_clients", privacy.num_clients)
+        frame["participation"] = privacy.participation
+        super().__init__(**frame)
+        self.privacy = privacy
+        self._is_sum = self._aggregate is weighted_mean
+        _check(privacy, frame, self._is_sum)
+        self.ledger = Ledger(privacy, ledger if self.has_central_claim else None)
+        self._over_budget = False
+
+    @property
+    def has_central_claim(self) -> bool:
+        """Whether the ledger's figure may be reported."""
+        return self.privacy.claim and self._is_sum
+
+    def figure(self) -> Figure | None:
+        """What the released models have cost, earlier runs of the ledger included."""
+        return self.ledger.figure() if self.has_central_claim else None
+
+    def local_figure(self) -> Figure | None:
+        """The guarantee of one client's messages against the server itself."""
+        if not self.privacy.claim or self.privacy.noise_location == "server":
+            return None
+        return self.privacy.local_figure()
+
+    def start(self, *arguments: Any, **options: Any) -> Result:
+        """As FederatedStrategy.start; the ledger is this run's alone until it returns."""
+        try:
+            return super().start(*arguments, **options)
+        finally:
+            self.ledger.close()
+
+    # What the frame asks.
+
+    @property
+    def confidential(self) -> bool:
+        """Under a claim nothing of the cohort leaves the server but the noised model."""
+        return self.privacy.claim
+
+    def quorum(self) -> int:
+        """None: a round that is skipped because few took part would tell how many did."""
+        return 0 if self._is_sum else super().quorum()
+
+    def norm_bound(self, local_lr: float) -> float:
+        """C in gradient units; with noise at the clients, what C plus a share of it may reach."""
+        bound = self.clip_bound(local_lr)
+        if self.privacy.noise_location == "server":
+            return bound
+        invited = max(1, len(self._broadcast.clients))
+        deviation = client_deviation(self.privacy.noise_multiplier, bound, invited)
+        return longest_noised(bound, deviation, self._require_model().layout.dimension)
+
+    def clip_bound(self, local_lr: float) -> float:
+        """C in gradient units."""
+        return self.privacy.clip_norm.in_gradient_units(local_lr)
+
+    def constrain(self, updates: torch.Tensor, bound: float) -> torch.Tensor:
+        """g_i of every row of `updates` [K, d], no longer than `bound`."""
+        return bounding.clip(updates, bound)
+
+    def bound(self, updates: torch.Tensor, model: torch.Tensor, local_lr: float) -> torch.Tensor:
+        """The clients' bound, enforced again; noised messages only against the absurd."""
+        del model
+        if self.privacy.noise_location == "client":
+            return bounding.clip(updates, self.norm_bound(local_lr))
+        return self.constrain(updates, self.clip_bound(local_lr))
+
+    def draw_cohort(self, clients: Sequence[int], server_round: int) -> list[int]:
+        """By the plan, from the operating system's entropy."""
+        return self.privacy.draw(clients, self._randomness(server_round, _SAMPLING_STREAM))
+
+    def round_config(self, cohort: Sequence[int]) -> dict[str, float]:
+        """z for clients that add the noise; their number is in the frame's own config."""
+        del cohort
+        if self.privacy.noise_location == "server":
+            return {}
+        return {NOISE_MULTIPLIER: self.privacy.noise_multiplier}
+
+    def combine(
+        self, updates: torch.Tensor, weights: torch.Tensor, report: RoundReport
+    ) -> Aggregate:
+        """Bound, charge, then noise: in this order, so that a crash only overstates."""
+        bounded = self.bound(updates, report.model, report.local_lr)
+        if not self._is_sum:
+            return self._combine_robustly(bounded, weights, report)
+        brought = self._brought(report)
+        owed = self._owed(report, brought)
+        self._charge(brought + owed)
+        # Without a claim the clients' counts may set the weights; the noise is what it was.
+        shares = torch.full_like(weights, 1 / self.privacy.cohort_size)
+        if self._weighting == "num-examples":
+            shares = weights
+        total = torch.einsum("k,kd->d", shares, bounded.double())
+        vector = total + self._noise(owed, report) / self.privacy.cohort_size
+        kept = torch.ones(len(updates), dtype=torch.bool)
+        return Aggregate(vector.to(bounded.dtype), shares, kept, 0)
+
+    def rounds_allowed(self, num_rounds: int) -> int:
+        """As many as the plan's T and the budget allow.
+
+        Raises ValueError for more rounds than planned, and where nothing is left of the budget.
+        """
+        if num_rounds > self.privacy.rounds:
+            raise ValueError(
+                f"num_rounds = {num_rounds} is not allowed: the privacy plan is for "
+                f"{self.privacy.rounds}"
+            )
+        if not self.has_central_claim:
+            return num_rounds
+        allowed = self.ledger.rounds_allowed(self.privacy.release(), num_rounds)
+        if allowed == 0:
+            raise ValueError(
+                f"max_epsilon = {self.privacy.max_epsilon:g} is not allowed: even one more round "
+                f"would pass it ({self.ledger.rounds} are in the ledger)"
+            )
+        if allowed < num_rounds:
+            logger.warning(
+                "max_epsilon = %g ends the run after %d of %d rounds",
+                self.privacy.max_epsilon,
+                allowed,
+                num_rounds,
+            )
+        return allowed
+
+    def must_stop(self) -> bool:
+        """Whether the last round was withheld because it would have passed the budget."""
+        return self._over_budget
+
+    # The mechanism.
+
+    def _brought(self, report: RoundReport) -> float:
+        """The share of the variance (z C)² that came with the clients' messages."""
+        if self.privacy.noise_location == "server":
+            return 0.0
+        return 1 - missing_share(len(report.invited), len(report.accepted))
+
+    def _owed(self, report: RoundReport, brought: float) -> float:
+        """The share that the server adds; where nobody was invited, all of it in any case."""
+        if self.privacy.top_up or self.privacy.noise_location == "server" or not report.invited:
+            return 1 - brought
+        return 0.0
+
+    def _charge(self, present: float) -> None:
+        if not self.has_central_claim:
+            return
+        release = self.privacy.release(present)
+        if not self.ledger.allows(release):
+            self._over_budget = True
+            raise ValueError("the round would pass max_epsilon and is withheld")
+        self.ledger.charge(release)
+
+    def _noise(self, share: float, report: RoundReport) -> torch.Tensor:
+        dimension = len(report.model)
+        if share == 0:
+            return torch.zeros(dimension, dtype=torch.float64)
+        deviation = self.privacy.noise_multiplier * self.clip_bound(report.local_lr) * share**0.5
+        randomness = self._randomness(report.server_round, _NOISE_STREAM)
+        return gaussian_noise((dimension,), deviation, randomness, torch.float64)
+
+    def _combine_robustly(
+        self, bounded: torch.Tensor, weights: torch.Tensor, report: RoundReport
+    ) -> Aggregate:
+        generator = rule_generator(self._seed, report.server_round)
+        aggregate = self._aggregate(bounded, weights, generator)
+        if self.privacy.noise_location == "client":
+            return aggregate
+        noise = self._noise(1.0, report) / self.privacy.cohort_size
+        vector = (aggregate.vector + noise).to(bounded.dtype)
+        return Aggregate(vector, aggregate.weights, aggregate.survivors, aggregate.iterations)
+
+    def _randomness(self, server_round: int, stream: int) -> Randomness:
+        seed = self.privacy.insecure_seed
+        if seed is None:
+            return SystemRandomness()
+        return SeededRandomness(seed, server_round, stream)
+
+
+def _check(privacy: PrivacyPlan, frame: FrameOptions, is_sum: bool) -> None:
+    if not privacy.claim:
+        return
+    if frame.get("weighting", "uniform") != "uniform":
+        raise ValueError(
+            "weighting = num-examples breaks the claim: a client's own count would set its "
+            "influence; use uniform, or claim = False"
+        )
+    if frame.get("min_replies", 1) > 1:
+        raise ValueError(
+            f"min_replies = {frame['min_replies']} breaks the claim: a skipped round tells how "
+            "many took part; use 1, or claim = False"
+        )
+    if not is_sum and privacy.noise_location == "server":
+        raise ValueError(
+            "the aggregator breaks the claim: the sensitivity of a robust rule is not C/r; use "
+            "weighted_mean, noise_location = client (the local figure stays true), or claim = False"
+        )

@@ -1,0 +1,266 @@
+"""What a private run may be, what it says of itself, and what it keeps to itself."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from digits_runs import configuration, model
+from rich.console import Console
+
+from launch.simulate import simulate
+from server_app.config import ConfigError, make_config
+from server_app.privacy import privacy_of_dead_run, privacy_plan
+from server_app.privacy_checks import claims_privacy
+from server_app.run import prepare
+from server_app.run_folder import read_metrics, read_summary, write_failure
+from strategies import spent
+from strategies.accounting import Release
+from strategies.ledger import read_charges
+
+DP: dict[str, Any] = {
+    "algorithm": "dp-fedavg",
+    "clip-norm": 1.0,
+    "noise-multiplier": 2.0,
+    "participation": "poisson",
+    "sample-rate": 0.5,
+}
+
+
+@pytest.mark.parametrize(
+    ("values", "part", "instead"),
+    [
+        ({"aggregator": "rage"}, "aggregator = rage", "set aggregator = mean"),
+        ({"weighting": "num-examples"}, "weighting = num-examples", "set weighting = uniform"),
+        ({"instruments": True}, "instruments = true", "set instruments = false"),
+        ({"min-replies": 2}, "min-replies = 2", "set min-replies = 1"),
+        (
+            {"noise-location": "client", "num-byzantine": 1, "attack": "all-ones"},
+            "num-byzantine = 1",
+            "set noise-location = server",
+        ),
+        (
+            {"omniscient": True, "num-byzantine": 1, "attack": "baruch"},
+            "omniscient = true",
+            "set omniscient = false",
+        ),
+        (
+            {"noise-location": "client", "aggregator": "rage", "max-epsilon": 1.0},
+            "max-epsilon = 1.0",
+            "set max-epsilon = 0",
+        ),
+    ],
+)
+def test_what_breaks_the_claim_is_refused_in_one_line(
+    values: dict[str, Any], part: str, instead: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        make_config({**DP, **values})
+    line = str(caught.value)
+    assert line.startswith(f"{part} breaks the claim")
+    assert instead in line
+    assert "claim-privacy = false" in line
+    assert "\n" not in line
+    free = make_config({**DP, **values, "claim-privacy": False})
+    assert not claims_privacy(free)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"noise-multiplier": 0.0}, "set one of the two above 0"),
+        ({"epsilon": 5.0}, "set one of the two above 0"),
+        ({"clip-norm": 0.0}, "clip-norm = 0.0"),
+        ({"neighbours": "zero-out"}, "set neighbours = add-remove"),
+        (
+            {
+                "participation": "fixed",
+                "sample-rate": 1.0,
+                "clients-per-round": 5,
+                "neighbours": "add-remove",
+            },
+            "set neighbours = zero-out or replace-one",
+        ),
+        ({"algorithm": "gfedavg", "clip-norm": 0.0}, "noise-multiplier = 2.0 is not allowed"),
+        ({"algorithm": "fat-clipping-pr"}, "noise-multiplier = 2.0 is not allowed"),
+        ({"delta": 0.0}, "delta = 0.0"),
+        ({"delta": 1.0}, "delta = 1.0"),
+        ({"accountant": "moments"}, "accountant = 'moments'"),
+    ],
+)
+def test_what_is_wrong_is_refused_in_one_line(values: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        make_config({**DP, **values})
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_seed_for_the_noise_drops_the_claim() -> None:
+    assert claims_privacy(make_config(DP))
+    assert not claims_privacy(make_config({**DP, "insecure-seeded-noise": True}))
+    assert not claims_privacy(make_config({"algorithm": "ce-fedavg", "clip-norm": 1.0}))
+    assert claims_privacy(make_config({**DP, "algorithm": "ce-fedavg"}))
+
+
+@pytest.mark.parametrize(
+    ("values", "release"),
+    [
+        ({}, Release(2.0, 0.5)),
+        (
+            {"participation": "fixed", "sample-rate": 1.0, "clients-per-round": 2},
+            Release(2.0),
+        ),
+        (
+            {
+                "participation": "fixed",
+                "sample-rate": 1.0,
+                "clients-per-round": 2,
+                "neighbours": "replace-one",
+            },
+            Release(1.0, drawn=(2, 10)),
+        ),
+        ({"participation": "full", "sample-rate": 1.0}, Release(2.0)),
+    ],
+)
+def test_the_plan_is_the_configurations(values: dict[str, Any], release: Release) -> None:
+    assert privacy_plan(make_config({**DP, **values})).release() == release
+
+
+def test_the_noise_is_calibrated_to_the_budget(tmp_path: Path) -> None:
+    values = {**DP, "noise-multiplier": 0.0, "epsilon": 5.0, "num-server-rounds": 50}
+    config = make_config({**values, "sample-rate": 0.2, "output-dir": str(tmp_path / "run")})
+    plan = prepare(config).plan
+    assert plan is not None
+    assert plan.noise_multiplier == pytest.approx(1.664, rel=0.01)
+    with pytest.raises(ConfigError, match="epsilon = 1e-09 is not allowed"):
+        prepare(make_config({**values, "epsilon": 1e-9, "output-dir": str(tmp_path / "run")}))
+
+
+# Runs.
+
+
+def private_run(folder: Path, **options: Any) -> dict[str, Any]:
+    values = {
+        "algorithm": "dp-fedavg",
+        "clip_norm": 1.0,
+        "noise_multiplier": 2.0,
+        "participation": "poisson",
+        "sample_rate": 0.5,
+        "instruments": False,
+        **options,
+    }
+    return simulate(configuration(folder, **values), Console(quiet=True))
+
+
+SECRETS = ("invited", "replied", "rejected", "filtered", "over_bound", '"seconds"', "train-loss")
+
+
+def test_a_private_runs_folder(tmp_path: Path) -> None:
+    summary = private_run(tmp_path, num_server_rounds=4)
+    privacy = summary["privacy"]
+    expected = spent([(Release(2.0, 0.5), 4)], 1e-5)
+    assert privacy["epsilon"] == pytest.approx(expected.epsilon)
+    assert (privacy["delta"], privacy["accountant"]) == (1e-5, "rdp")
+    assert (privacy["noise_multiplier"], privacy["sample_rate"]) == (2.0, 0.5)
+    assert "added or removed" in privacy["claim"]
+    assert "local" not in privacy
+    assert summary["clients"] is None
+    assert read_charges(tmp_path / "ledger.json") == [(Release(2.0, 0.5), 4)]
+    # What is released says nothing of the cohort; the operator's file does.
+    lines = read_metrics(tmp_path)
+    assert len(lines) == 5
+    for line in lines:
+        assert not {word.strip('"') for word in SECRETS} & set(line)
+        assert "accuracy" in line
+    operator = [json.loads(x) for x in (tmp_path / "operator.jsonl").read_text().splitlines()]
+    assert [line["round"] for line in operator] == [0, 1, 2, 3, 4]
+    assert all({"invited", "replied", "rejected", "seconds"} <= set(line) for line in operator)
+    for name in ("metrics.jsonl", "summary.json", "ledger.json"):
+        text = (tmp_path / name).read_text()
+        assert not [word for word in SECRETS if word in text]
+
+
+def test_without_a_claim_there_is_no_figure_and_no_secret(tmp_path: Path) -> None:
+    summary = private_run(tmp_path, claim_privacy=False, weighting="num-examples")
+    assert summary["privacy"] is None
+    assert summary["clients"] is not None
+    assert all("invited" in line for line in read_metrics(tmp_path))
+    assert not (tmp_path / "operator.jsonl").exists()
+    assert not (tmp_path / "ledger.json").exists()
+
+
+def test_noise_at_the_clients_says_what_the_server_learns(tmp_path: Path) -> None:
+    summary = private_run(tmp_path, noise_location="client", clip_norm_from_data=True)
+    privacy = summary["privacy"]
+    assert "against everybody but the server" in privacy["claim"]
+    assert "chosen from the clients' data" in privacy["claim"]
+    local = privacy["local"]["epsilon"]
+    # Four clients at most in a round of four: z/(2√4) in each of three rounds.
+    assert local == pytest.approx(spent([(Release(0.5), 3)], 0.5e-5).epsilon)
+    assert local > privacy["epsilon"]
+
+
+def test_a_robust_rule_claims_the_local_figure_alone(tmp_path: Path) -> None:
+    summary = private_run(
+        tmp_path, noise_location="client", aggregator="rage", participation="full", sample_rate=1.0
+    )
+    assert summary["privacy"]["epsilon"] is None
+    assert summary["privacy"]["claim"].startswith("no central figure")
+    assert summary["privacy"]["local"]["epsilon"] > 0
+    assert not (tmp_path / "ledger.json").exists()
+
+
+def test_max_epsilon_ends_the_run_with_the_last_allowed_model(tmp_path: Path) -> None:
+    two, three = (spent([(Release(2.0, 0.5), n)], 1e-5).epsilon for n in (2, 3))
+    ledger = str(tmp_path / "ledgers" / "digits.json")
+    options = {"max_epsilon": (two + three) / 2, "num_server_rounds": 5, "ledger": ledger}
+    summary = private_run(tmp_path / "one", checkpoint_every=1, **options)
+    assert (summary["status"], summary["rounds_completed"]) == ("completed", 2)
+    assert summary["privacy"]["epsilon"] <= options["max_epsilon"]  # type: ignore[operator]
+    last = model(tmp_path / "one", "round-00002")
+    np.testing.assert_array_equal(model(tmp_path / "one"), last)
+    # The budget is the clients', not the run's.
+    with pytest.raises(ConfigError, match="even one more round would pass it"):
+        private_run(tmp_path / "two", **options)
+    more = private_run(tmp_path / "three", ledger=ledger, num_server_rounds=2)
+    assert more["privacy"]["rounds_of_earlier_runs"] == 2
+    assert more["privacy"]["epsilon"] == pytest.approx(
+        spent([(Release(2.0, 0.5), 4)], 1e-5).epsilon
+    )
+
+
+def test_seeded_noise_runs_the_same_twice(tmp_path: Path) -> None:
+    for location in ("server", "client"):
+        models = []
+        for name in ("one", "two"):
+            folder = tmp_path / location / name
+            summary = private_run(folder, noise_location=location, insecure_seeded_noise=True)
+            assert summary["privacy"] is None
+            models.append(model(folder))
+        np.testing.assert_array_equal(*models)
+        private_run(tmp_path / location / "three", noise_location=location)
+        assert np.abs(model(tmp_path / location / "three") - models[0]).max() > 1e-3
+
+
+def test_a_run_that_died_says_what_it_had_spent(tmp_path: Path) -> None:
+    private_run(tmp_path, num_server_rounds=3)
+    (tmp_path / "summary.json").unlink()
+    config = configuration(
+        tmp_path,
+        algorithm="dp-fedavg",
+        clip_norm=1.0,
+        noise_multiplier=2.0,
+        participation="poisson",
+        sample_rate=0.5,
+        instruments=False,
+    )
+    write_failure(tmp_path, config, "killed", privacy_of_dead_run(config, tmp_path))
+    summary = read_summary(tmp_path)
+    assert summary is not None
+    assert summary["status"] == "failed"
+    assert summary["clients"] is None
+    expected = spent([(Release(2.0, 0.5), 3)], 1e-5).epsilon
+    assert summary["privacy"]["epsilon"] == pytest.approx(expected)
+    assert math.isfinite(expected)

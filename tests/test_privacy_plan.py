@@ -1,0 +1,218 @@
+"""One object for sampler, mechanism and accountant; draws from the system's entropy."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from strategies import (
+    ClipNorm,
+    FixedParticipation,
+    FullParticipation,
+    PoissonParticipation,
+    PrivacyPlan,
+    calibrated,
+    spent,
+)
+from strategies.accounting import Release
+from strategies.entropy import SeededRandomness, SystemRandomness
+from strategies.noise import client_deviation, longest_noised, missing_share
+from strategies.privacy_plan import largest_poisson_cohort
+
+
+def plan(**options: Any) -> PrivacyPlan:
+    return PrivacyPlan(
+        **{
+            "clip_norm": ClipNorm(3.0),
+            "noise_multiplier": 2.0,
+            "num_clients": 1000,
+            "rounds": 100,
+            **options,
+        }
+    )
+
+
+# Randomness.
+
+
+def test_the_systems_normal_numbers_are_normal() -> None:
+    """A right generator fails once in 10^6 runs at each assertion."""
+    drawn = SystemRandomness().normal(200_000)
+    assert stats.kstest(drawn, "norm").pvalue > 1e-6
+    assert abs(drawn.mean()) * math.sqrt(len(drawn)) < 5
+    assert abs((drawn**2).mean() - 1) * math.sqrt(len(drawn) / 2) < 5
+    assert abs(np.corrcoef(drawn[:-1], drawn[1:])[0, 1]) * math.sqrt(len(drawn)) < 5
+    assert len(set(drawn.tolist())) == len(drawn)
+
+
+def test_the_systems_uniform_numbers_are_uniform() -> None:
+    drawn = SystemRandomness().uniform(200_000)
+    assert stats.kstest(drawn, "uniform").pvalue > 1e-6
+    assert 0 <= drawn.min() < drawn.max() < 1
+
+
+def test_extreme_words_give_finite_normal_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    for byte in (b"\x00", b"\xff"):
+        monkeypatch.setattr("strategies.entropy.os.urandom", lambda n, byte=byte: byte * n)
+        drawn = SystemRandomness().normal(3)
+        assert np.isfinite(drawn).all()
+        assert np.abs(drawn).max() < 8.4
+
+
+def test_two_calls_never_repeat_and_a_seed_always_does() -> None:
+    assert not np.array_equal(SystemRandomness().normal(9), SystemRandomness().normal(9))
+    one, again, other = (SeededRandomness(3, t).normal(9) for t in (1, 1, 2))
+    assert np.array_equal(one, again)
+    assert not np.array_equal(one, other)
+
+
+# Cohorts.
+
+
+def test_poisson_cohorts_are_bernoulli_draws_for_each_id() -> None:
+    ids = [5, 40, 7, 2**40]
+    sampler = plan(participation=PoissonParticipation(0.3), num_clients=4)
+    rounds = 20_000
+    cohorts = [tuple(sampler.draw(ids, SystemRandomness())) for _ in range(rounds)]
+    assert all(list(c) == sorted(c) for c in cohorts[:100])
+    sizes = np.bincount([len(c) for c in cohorts], minlength=5)
+    law = stats.binom(4, 0.3).pmf(range(5)) * rounds
+    assert stats.chisquare(sizes, law).pvalue > 1e-6
+    for client in ids:
+        joined = sum(client in cohort for cohort in cohorts)
+        assert abs(joined - 0.3 * rounds) < 5 * math.sqrt(0.21 * rounds)
+    assert sizes[0] > 0
+
+
+def test_a_fixed_cohort_is_drawn_from_all_places() -> None:
+    """Where half of the clients never enrolled, a client's chance stays n/m."""
+    sampler = plan(participation=FixedParticipation(4), num_clients=8)
+    rounds = 20_000
+    counts = dict.fromkeys(range(4), 0)
+    for _ in range(rounds):
+        for client in sampler.draw(range(4), SystemRandomness()):
+            counts[client] += 1
+    for joined in counts.values():
+        assert abs(joined - 0.5 * rounds) < 5 * math.sqrt(0.25 * rounds)
+    assert len(sampler.draw(range(8), SystemRandomness())) == 4
+    assert plan(num_clients=3).draw([9, 2, 4], SystemRandomness()) == [2, 4, 9]
+
+
+# What a round is charged.
+
+
+@pytest.mark.parametrize(
+    ("options", "release", "denominator"),
+    [
+        ({"participation": PoissonParticipation(0.1)}, Release(2.0, 0.1), 100.0),
+        ({"participation": FixedParticipation(100)}, Release(2.0), 100.0),
+        (
+            {"participation": FixedParticipation(100), "neighbours": "replace-one"},
+            Release(1.0, drawn=(100, 1000)),
+            100.0,
+        ),
+        ({"participation": FullParticipation()}, Release(2.0), 1000.0),
+        ({"neighbours": "replace-one"}, Release(1.0), 1000.0),
+        ({"participation": PoissonParticipation(1.0)}, Release(2.0), 1000.0),
+    ],
+)
+def test_charges_and_denominators(
+    options: dict[str, Any], release: Release, denominator: float
+) -> None:
+    sampler = plan(**options)
+    assert sampler.release() == release
+    assert sampler.cohort_size == pytest.approx(denominator)
+    assert sampler.figure().epsilon == spent([(release, 100)], 1e-5).epsilon
+    half = sampler.release(0.25)
+    assert half.noise_multiplier == pytest.approx(release.noise_multiplier / 2)
+    assert (half.sample_rate, half.drawn) == (release.sample_rate, release.drawn)
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"participation": PoissonParticipation(0.1)}, "added or removed"),
+        ({"participation": FixedParticipation(10)}, "become zero; no amplification"),
+        ({"participation": FixedParticipation(10), "neighbours": "replace-one"}, "replaced"),
+        ({"noise_location": "client"}, "against everybody but the server"),
+    ],
+)
+def test_every_figure_names_its_neighbours(options: dict[str, Any], named: str) -> None:
+    assert named in plan(**options).sentence()
+
+
+def test_calibration_of_a_plan() -> None:
+    poisson = calibrated(plan(participation=PoissonParticipation(0.2)), 5.0)
+    assert poisson.noise_multiplier == pytest.approx(2.148, rel=0.01)
+    fixed = calibrated(plan(participation=FixedParticipation(100), neighbours="replace-one"), 14.05)
+    assert fixed.noise_multiplier == pytest.approx(2.0, rel=0.01)
+
+
+def test_the_local_figure() -> None:
+    """One message of z/(2√s) in each of T rounds, s the size of the cohort."""
+    fixed = plan(participation=FixedParticipation(100), noise_location="client")
+    expected = spent([(Release(2.0 / 20), 100)], 0.5e-5)
+    assert fixed.local_figure() == expected
+    poisson = plan(participation=PoissonParticipation(0.1), noise_location="client")
+    s = poisson.largest_cohort(0.5e-5)
+    assert 100 < s < 200
+    assert poisson.local_figure() == spent([(Release(1 / math.sqrt(s)), 100)], 0.5e-5)
+
+
+def test_the_largest_cohort_is_a_quantile() -> None:
+    s = largest_poisson_cohort(1000, 0.1, 100, 1e-5)
+    assert 100 * stats.binom.sf(s, 1000, 0.1) <= 1e-5 < 100 * stats.binom.sf(s - 1, 1000, 0.1)
+    assert largest_poisson_cohort(3, 0.9, 100, 1e-5) == 3
+
+
+# The mechanism's numbers.
+
+
+def test_shares_of_the_noise() -> None:
+    assert client_deviation(2.0, 3.0, 9) == pytest.approx(2.0)
+    assert 9 * client_deviation(2.0, 3.0, 9) ** 2 == pytest.approx((2.0 * 3.0) ** 2)
+    assert missing_share(8, 8) == 0
+    assert missing_share(8, 6) == pytest.approx(0.25)
+    assert missing_share(0, 0) == 1
+    with pytest.raises(ValueError, match="num-invited = 0"):
+        client_deviation(1.0, 1.0, 0)
+
+
+def test_no_honest_noise_is_longer_than_allowed() -> None:
+    """Chi: P(‖N(0, I_d)‖ > √d + √(2 ln 10^12)) ≤ 10^-12, and not far below what is needed."""
+    for d in (1, 10, 7850):
+        limit = longest_noised(0.0, 1.0, d)
+        assert stats.chi(d).sf(limit) <= 1e-12
+        assert stats.chi(d).sf(0.8 * limit) > 1e-13 or d > 10
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"noise_multiplier": 0.0}, "noise_multiplier = 0"),
+        ({"noise_multiplier": math.inf}, "noise_multiplier = inf"),
+        ({"delta": 0.0}, "delta = 0"),
+        ({"num_clients": 0}, "num_clients = 0"),
+        ({"rounds": 0}, "rounds = 0"),
+        ({"accountant": "moments"}, "accountant = 'moments'"),
+        ({"noise_location": "moon"}, "noise_location = 'moon'"),
+        ({"max_epsilon": 0.0}, "max_epsilon = 0"),
+        ({"insecure_seed": 0}, "a seed for the noise breaks the claim"),
+        ({"clip_norm": ClipNorm(math.inf)}, "clip_norm = inf"),
+        ({"participation": FixedParticipation(1001)}, "1001 of 1000"),
+        (
+            {"participation": FixedParticipation(10), "neighbours": "add-remove"},
+            "neighbours = add-remove breaks the claim",
+        ),
+        (
+            {"participation": PoissonParticipation(0.1), "neighbours": "replace-one"},
+            "neighbours = replace-one breaks the claim",
+        ),
+    ],
+)
+def test_a_wrong_plan_is_one_line(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said) as caught:
+        plan(**options)
+    assert "\n" not in str(caught.value)
