@@ -102,7 +102,8 @@ def pilot(recipe: Recipe, settings: Settings = None, output_dir: OutputDir = Non
 @app.command()
 def reproduce(
     paper: Annotated[
-        str, typer.Argument(help="fat-clipping, dp-normfedavg or understanding-clipping.")
+        str,
+        typer.Argument(help="fat-clipping, dp-normfedavg, fa-ld or understanding-clipping."),
     ],
     only: Annotated[str | None, typer.Option(help="One of the paper's experiments.")] = None,
     seeds: Annotated[
