@@ -84,17 +84,21 @@ def train_reply(
     num_examples: int,
     train_loss: float | None,
     update_norm: float | None = None,
+    sample_epsilon: float | None = None,
 ) -> Message:
     """The reply to a train message; without a loss where that is nobody else's business.
 
     `update_norm` is ‖u_i‖ in gradient units before the client clipped its update, for the
-    server's instruments; None where it did not clip, or does not tell.
+    server's instruments; None where it did not clip, or does not tell. `sample_epsilon` is what
+    one of the client's examples has spent in local DP-SGD.
     """
     metrics = MetricRecord({"num-examples": num_examples})
     if train_loss is not None:
         metrics["train-loss"] = train_loss
     if update_norm is not None:
         metrics["update-norm"] = update_norm
+    if sample_epsilon is not None:
+        metrics["sample-epsilon"] = sample_epsilon
     return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
 
 
