@@ -43,6 +43,7 @@ SERVER_ROUND = "server-round"
 LOCAL_LR = "local-lr"
 NUM_INVITED = "num-invited"
 UPDATE_NORM = "update-norm"
+SAMPLE_EPSILON = "sample-epsilon"
 _RULE_STREAM = 0x4C3E
 
 
@@ -402,7 +403,8 @@ class FederatedStrategy(Strategy):
         for row, contribution in zip(updates, contributions.values(), strict=True):
             row.copy_(contribution.update)
         report.updates = updates
-        report.claimed_norms = _claimed_norms(contributions)
+        report.claimed_norms = _claimed(contributions, UPDATE_NORM)
+        report.sample_epsilons = _claimed(contributions, SAMPLE_EPSILON)
         report.norm_bound = self.norm_bound(self._local_lr)
         report.over_bound = self._over_bound(updates, model.current, report.accepted)
         try:
@@ -506,9 +508,9 @@ def _check_options(weighting: str, identity: str, evaluate_every: int) -> None:
         raise ValueError(f"evaluate_every = {evaluate_every} is not allowed: at least 1")
 
 
-def _claimed_norms(contributions: Mapping[int, Contribution]) -> dict[int, float]:
-    """What clients that clip say their update's norm was before, where it is a length."""
-    claims = {c: contribution.metrics.get(UPDATE_NORM) for c, contribution in contributions.items()}
+def _claimed(contributions: Mapping[int, Contribution], key: str) -> dict[int, float]:
+    """What clients say of themselves under `key`, where it is finite and not negative."""
+    claims = {c: contribution.metrics.get(key) for c, contribution in contributions.items()}
     return {
         client: claim
         for client, claim in claims.items()
