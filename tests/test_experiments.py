@@ -85,11 +85,18 @@ def test_cauchy_s_verdicts() -> None:
 
 
 def test_mnist_s_verdicts() -> None:
-    figures = {**understanding_clipping.EXPECTED, "c": 0.4}
+    figures = {
+        "FedAvg": 90.8,
+        "CE-FedAvg": 89.0,
+        "model clipping": 38.0,
+        "model clipping, mean": 22.0,
+        "c": 0.4,
+    }
     assert all(finding.holds for finding in understanding_clipping.mnist_findings(figures))
-    figures["CE-FedAvg"] -= 1.6
-    holds = [finding.holds for finding in understanding_clipping.mnist_findings(figures)]
-    assert holds == [True, False, True]
+    for method in ("CE-FedAvg", "model clipping, mean"):
+        bad = {**figures, method: 87.4}
+        holds = [finding.holds for finding in understanding_clipping.mnist_findings(bad)]
+        assert holds.count(False) == 1
 
 
 @pytest.mark.parametrize(
@@ -118,7 +125,7 @@ def test_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("paper", "only", "expected"),
     [
-        ("none", None, "paper = 'none' is not known: fat-clipping, understanding-clipping"),
+        ("none", None, "paper = 'none' is not known: .*fat-clipping"),
         ("fat-clipping", "gauss", "--only gauss is not known for fat-clipping: cauchy"),
     ],
 )
