@@ -22,7 +22,8 @@ pytestmark = pytest.mark.deployment
 
 CLIENTS = 3
 VICTIM = 1
-DEADLINE = 5.0
+# Ample for those who answer, on a busy machine too; a network's nodes read their images each time.
+DEADLINES = {"fa-ld-bayes-linear": 10.0, "fa-ld-fashion-mnist": 20.0}
 
 
 def configuration(repository: Path, folder: Path, recipe: str, **options: Any) -> RunConfig:
@@ -76,7 +77,7 @@ def test_a_node_is_killed_and_brought_back(
         recipe,
         **options,
         num_server_rounds=40,
-        round_timeout=DEADLINE,
+        round_timeout=DEADLINES[recipe],
         max_samples=25,
     )
     script = _Accident(tmp_path)
@@ -93,7 +94,7 @@ def test_a_node_is_killed_and_brought_back(
     for entry in entries:
         assert "skipped" not in entry
         assert entry["replied"] == CLIENTS - (entry["round"] in missing)
-        assert entry["seconds"]["training"] <= DEADLINE + 5
+        assert entry["seconds"]["training"] <= DEADLINES[recipe] + 5
     # The store is whole: the last 25 samples, complete and finite, and one for every round.
     assert sample_rounds(tmp_path) == list(range(16, 41))
     final = load_file(tmp_path / "checkpoints" / "final.safetensors")
