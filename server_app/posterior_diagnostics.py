@@ -1,8 +1,11 @@
 """How well a chain of posterior samples has mixed: effective sample size and split-R̂."""
 
+import contextlib
 import math
+import os
+import tempfile
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -88,8 +91,26 @@ def import_arviz() -> ModuleType:
     """ArviZ, which takes seconds to import and announces its next version while it does."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", r"\s*ArviZ is undergoing", category=FutureWarning)
-        import arviz
+        try:
+            import arviz
+        except OSError:
+            # It notes the day of the announcement in a cache, and a container may have no home.
+            with tempfile.TemporaryDirectory() as folder, _variable("XDG_CACHE_HOME", folder):
+                import arviz
     return arviz
+
+
+@contextlib.contextmanager
+def _variable(name: str, value: str) -> Iterator[None]:
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
 
 
 def _probe(problem: Problem) -> tuple[Tensor, Tensor] | None:

@@ -1,5 +1,6 @@
 """Federated averaging Langevin dynamics, FA-LD, on the server (Deng et al., Algorithms 1-6)."""
 
+import logging
 import secrets
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -13,6 +14,8 @@ from .langevin import LangevinRate, average_weights, require_balance, shares
 from .participation import participation_generator
 from .screening import Contribution
 from .shared_noise import MAX_SHARED_SEED
+
+logger = logging.getLogger("blackthorn")
 
 Scheme = Literal["full", "with-replacement", "without-replacement"]
 
@@ -70,6 +73,16 @@ class FedLangevin(FederatedStrategy):
         self._shares: dict[int, float] = {}
         self._total = 0
         self._multiplicity: Mapping[int, float] = {}
+
+    def summary(self) -> None:
+        """Log which scheme runs, and with what."""
+        draws = "" if self._scheme == "full" else f" of {self._draws} draws"
+        logger.info(
+            "FedLangevin: participation %s%s, step size %g",
+            self._scheme,
+            draws,
+            self._rate.initial,
+        )
 
     def on_enrolment(self, clients: Sequence[Client]) -> None:
         """Fix the population and its shares p_c."""

@@ -22,7 +22,8 @@ pytestmark = pytest.mark.deployment
 
 CLIENTS = 3
 VICTIM = 1
-DEADLINE = 5.0
+# Ample for those who answer, on a busy machine too; a network's nodes read their images each time.
+DEADLINES = {"fa-ld-bayes-linear": 10.0, "fa-ld-fashion-mnist": 20.0}
 
 
 def configuration(repository: Path, folder: Path, recipe: str, **options: Any) -> RunConfig:
@@ -51,17 +52,32 @@ def test_the_cluster_samples_what_the_engine_samples(repository: Path, tmp_path:
         np.testing.assert_allclose(other.state["x"], one.state["x"], rtol=1e-9)
 
 
+@pytest.mark.parametrize("recipe", ["fa-ld-bayes-linear", "fa-ld-fashion-mnist"])
 def test_a_node_is_killed_and_brought_back(
-    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    repository: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+    recipe: str,
 ) -> None:
     """Killed after four rounds, brought back after two without it; Flower needs about a minute to
     notice that the old node is dead, and the chain does not wait for that."""
+    if recipe == "fa-ld-fashion-mnist":
+        # Three clients instead of twenty, all of them in every round.
+        options = {
+            "data_dir": request.getfixturevalue("data_dir"),
+            "participation": "full",
+            "clients_per_round": 0,
+        }
+    else:
+        options = {}
     config = configuration(
         repository,
         tmp_path,
-        "fa-ld-bayes-linear",
+        recipe,
+        **options,
         num_server_rounds=40,
-        round_timeout=DEADLINE,
+        round_timeout=DEADLINES[recipe],
         max_samples=25,
     )
     script = _Accident(tmp_path)
@@ -78,16 +94,17 @@ def test_a_node_is_killed_and_brought_back(
     for entry in entries:
         assert "skipped" not in entry
         assert entry["replied"] == CLIENTS - (entry["round"] in missing)
-        assert entry["seconds"]["training"] <= DEADLINE + 5
+        assert entry["seconds"]["training"] <= DEADLINES[recipe] + 5
     # The store is whole: the last 25 samples, complete and finite, and one for every round.
     assert sample_rounds(tmp_path) == list(range(16, 41))
-    for sample in read_samples(tmp_path):
-        assert sample.state["x"].shape == (3,)
-        assert np.isfinite(sample.state["x"]).all()
+    final = load_file(tmp_path / "checkpoints" / "final.safetensors")
+    samples = [sample.state for sample in read_samples(tmp_path)]
+    for state in samples:
+        assert {k: v.shape for k, v in state.items()} == {k: v.shape for k, v in final.items()}
+        assert all(np.isfinite(value).all() for value in state.values())
     assert not list((tmp_path / "posterior").glob("*.part"))
-    last = [sample.state["x"] for sample in read_samples(tmp_path)][-1]
-    final = load_file(tmp_path / "checkpoints" / "final.safetensors")["x"]
-    np.testing.assert_array_equal(last, final)
+    for name, value in final.items():
+        np.testing.assert_array_equal(samples[-1][name], value)
     # The chain has moved in every round, also in those without the node.
     losses = [entry["loss"] for entry in entries]
     assert len(set(losses)) == 40

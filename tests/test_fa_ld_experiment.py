@@ -76,6 +76,7 @@ def test_w2_s_table_says_what_differs() -> None:
     assert [f.holds for f in fa_ld.bayes_linear_findings(wrong)] == [True, False, True, True, False]
 
 
+@pytest.mark.slow
 def test_the_command_prints_the_distances() -> None:
     done = CliRunner().invoke(app, ["reproduce", "fa-ld", "--only", "bayes-linear"])
     assert done.exit_code == 0, done.output

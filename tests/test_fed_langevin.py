@@ -6,13 +6,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
 from langevin_checks import enrolled_grid
 from memory_grid import MemoryGrid, initial_model, quadratic_app, runs, trained, vector_of
+from safetensors.numpy import load_file
 
 from client_app.app import app
 from server_app.config import ConfigError, RunConfig, make_config, to_mapping
-from server_app.run import prepare
+from server_app.run import PreparedRun, execute, prepare
 from simulation.engine import EngineGrid
 from strategies import FedLangevin, delivery, enrolment
 from tasks.problem import Problem, load_problem
@@ -270,3 +272,42 @@ def test_a_client_that_is_told_no_share_answers_with_an_error() -> None:
     context = Context(1, 1, {"partition-id": 0}, RecordDict(), to_mapping(config))
     with pytest.raises(ValueError, match="client 0 was told share = 0"):
         app(message, context)
+
+
+@pytest.mark.parametrize("model", ["logistic", "mlp-8"])
+def test_classifiers_descend_the_summed_negative_log_posterior(model: str, tmp_path: Path) -> None:
+    """τ = 0, K = 1: Σ p_c θ_c = θ − η ∇(Σ over all examples of −ln p(y | x, θ) + ½λ‖θ‖²)."""
+    eta, precision = 1e-4, 3.0
+    config = make_config(
+        {
+            "algorithm": "fa-ld",
+            "task": "digits",
+            "model": model,
+            "dtype": "float64",
+            "partition": "dirichlet",
+            "num-clients": 3,
+            "num-server-rounds": 1,
+            "local-steps": 1,
+            "batch-size": 0,
+            "local-lr": eta,
+            "temperature": 0.0,
+            "prior-precision": precision,
+            "output-dir": str(tmp_path / "run"),
+        }
+    )
+    problem = load_problem(config)
+    shards = problem.shards()
+    assert len({shard.num_examples for shard in shards}) == 3
+    state = {name: value.clone().requires_grad_() for name, value in problem.state().items()}
+    energy = sum(0.5 * precision * value.square().sum() for value in state.values())
+    for shard in shards:
+        x, y = shard.batch(np.random.default_rng(0), 0)
+        logits = torch.func.functional_call(problem.model.module, state, (x.double(),))
+        energy = energy - torch.log_softmax(logits, dim=1)[torch.arange(len(y)), y].sum()
+    energy.backward()
+    execute(PreparedRun(config, problem, tmp_path / "run"), EngineGrid(config, problem))
+    found = load_file(tmp_path / "run" / "checkpoints" / "final.safetensors")
+    for name, value in state.items():
+        assert value.grad is not None
+        expected = (value - eta * value.grad).detach().numpy()
+        np.testing.assert_allclose(found[name], expected, rtol=1e-9, atol=1e-12)

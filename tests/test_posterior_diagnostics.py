@@ -1,6 +1,7 @@
 """Effective sample size and split-R̂ of chains whose answers are known, and the chain's plots."""
 
 import math
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -141,3 +142,20 @@ def test_arviz_is_imported_only_where_it_is_needed(repository: Path) -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, cwd=repository, check=True
     )
     assert done.stdout.strip() == "False"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the cache is not below HOME")
+def test_arviz_is_imported_where_there_is_no_home(repository: Path) -> None:
+    code = (
+        "from server_app.posterior_diagnostics import import_arviz; import numpy as np; "
+        "print(round(float(import_arviz().ess(np.arange(100.0) % 7)), 3) > 0)"
+    )
+    environment = {k: v for k, v in os.environ.items() if k != "XDG_CACHE_HOME"}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        cwd=repository,
+        env={**environment, "HOME": "/proc/none", "PYTHONPATH": str(repository)},
+    )
+    assert done.stdout.strip() == "True", done.stderr
