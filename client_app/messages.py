@@ -70,12 +70,21 @@ def trained_arrays(
 
 
 def train_reply(
-    message: Message, arrays: ArrayRecord, num_examples: int, train_loss: float | None
+    message: Message,
+    arrays: ArrayRecord,
+    num_examples: int,
+    train_loss: float | None,
+    sample_epsilon: float | None = None,
 ) -> Message:
-    """The reply to a train message; without a loss where that is nobody else's business."""
+    """The reply to a train message; without a loss where that is nobody else's business.
+
+    `sample_epsilon` is what one of the client's examples has spent in local DP-SGD.
+    """
     metrics = MetricRecord({"num-examples": num_examples})
     if train_loss is not None:
         metrics["train-loss"] = train_loss
+    if sample_epsilon is not None:
+        metrics["sample-epsilon"] = sample_epsilon
     return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
 
 

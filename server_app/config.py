@@ -230,6 +230,19 @@ class RunConfig(BaseModel):
         "", description="File of the privacy ledger to continue; empty: ledger.json of the run."
     )
 
+    # Sample-level privacy on every client.
+    local_dp_sgd: bool = Field(
+        False,
+        description="Clients train by DP-SGD (Opacus); epsilon for one of their examples is "
+        "reported per client.",
+    )
+    dp_sgd_noise_multiplier: float = Field(
+        1.0, gt=0, description="local-dp-sgd: noise of a step, in multiples of dp-sgd-clip-norm."
+    )
+    dp_sgd_clip_norm: float = Field(
+        1.0, gt=0, description="local-dp-sgd: longest gradient of one example."
+    )
+
     # The adversary (simulated, or run by the Byzantine nodes of a cluster).
     attack: str = Field("none", description="What the Byzantine clients do (see docs/attacks.md).")
     num_byzantine: int = Field(0, ge=0, description="Byzantine clients in the population.")

@@ -24,6 +24,7 @@ def claims_privacy(config: "RunConfig") -> bool:
 
 def check_privacy(config: "RunConfig") -> None:
     """Raises ValueError, one line: what is wrong or breaks the claim, and what to set instead."""
+    _check_dp_sgd(config)
     if not is_noised(config):
         _check_unused(config)
         return
@@ -44,6 +45,21 @@ def check_privacy(config: "RunConfig") -> None:
         )
     if claims_privacy(config):
         _check_claim(config)
+
+
+def _check_dp_sgd(config: "RunConfig") -> None:
+    if not config.local_dp_sgd:
+        return
+    if config.task in ("quadratic-noise", "least-squares", "shakespeare"):
+        raise ValueError(
+            f"local-dp-sgd = true is not allowed with task {config.task}: it needs labelled "
+            "examples and a logistic, mlp or cnn model"
+        )
+    if config.algorithm == "fat-clipping-pi":
+        raise ValueError(
+            "local-dp-sgd = true is not allowed with algorithm fat-clipping-pi, which clips the "
+            "steps in another way: set algorithm = fat-clipping-pr"
+        )
 
 
 def _check_unused(config: "RunConfig") -> None:
