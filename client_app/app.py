@@ -1,5 +1,7 @@
 """The ClientApp: one node's client trains, evaluates, and says who it is."""
 
+from collections.abc import Sequence
+
 import torch
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
@@ -9,8 +11,10 @@ from server_app.privacy_checks import claims_privacy
 from tasks.evaluation import evaluate
 from tasks.shards import Shard
 
-from .bounding import bounded_models, step_clip_norm
+from .bounding import bounded_models, step_clip_norm, unclipped_norms
+from .langevin_training import langevin_training
 from .messages import (
+    RoundRequest,
     enrolment_reply,
     evaluate_reply,
     read_round,
@@ -20,13 +24,18 @@ from .messages import (
 )
 from .node_data import NodeClient, load_node_client
 from .private_update import noised_models
-from .training import LocalSGD, client_generator, train_clients
+from .training import LocalSGD, LocalSteps, client_generator, train_clients
 
 app = ClientApp()
 
 
-def local_training(config: RunConfig, local_lr: float) -> LocalSGD:
-    """A round's local training as the run configuration says, at the server's learning rate."""
+def local_training(
+    config: RunConfig, requests: Sequence[RoundRequest], clients: Sequence[int]
+) -> LocalSteps:
+    """The local training of `clients` in a round, as the run configuration and the server say."""
+    local_lr = requests[0].local_lr
+    if config.algorithm == "fa-ld":
+        return langevin_training(config, requests, clients)
     return LocalSGD(
         steps=config.local_steps,
         batch_size=config.batch_size,
@@ -66,14 +75,15 @@ def train(message: Message, context: Context) -> Message:
         model,
         start,
         [client.shard],
-        local_training(config, request.local_lr),
+        local_training(config, [request], [client.client_id]),
         [client_generator(config.seed, request.server_round, client.client_id)],
     )
     bounded = bounded_models(config, start, params, request.local_lr)
+    (norm,) = unclipped_norms(config, start, params, request.local_lr)
     noised = noised_models(config, bounded, request, [client.client_id])
     (arrays,) = trained_arrays(request.arrays, model, noised)
     loss = None if claims_privacy(config) else float(losses[0])
-    return train_reply(message, arrays, reported_count(config, client.shard), loss)
+    return train_reply(message, arrays, reported_count(config, client.shard), loss, norm)
 
 
 @app.evaluate()

@@ -4,8 +4,10 @@ import torch
 
 from server_app.config import RunConfig, clip_units
 from server_app.privacy_checks import PRIVATE_ALGORITHMS
-from strategies.bounding import clip, normalize
+from strategies.bounding import clip, normalize, row_norms
 from strategies.update_clipping import ClipNorm
+
+CLIPS_UPDATES = ("fat-clipping-pr", "ce-fedavg", *PRIVATE_ALGORITHMS)
 
 
 def bounded_models(
@@ -18,11 +20,20 @@ def bounded_models(
     """
     if config.algorithm == "model-clipping":
         return clip(params, config.clip_norm)
-    if config.algorithm not in ("fat-clipping-pr", "ce-fedavg", *PRIVATE_ALGORITHMS):
+    if config.algorithm not in CLIPS_UPDATES:
         return params
     bound = ClipNorm(config.clip_norm, clip_units(config)).in_gradient_units(local_lr)
     constrain = normalize if config.algorithm == "dp-normfedavg" else clip
     return start - constrain(start - params, local_lr * bound)
+
+
+def unclipped_norms(
+    config: RunConfig, start: torch.Tensor, params: torch.Tensor, local_lr: float
+) -> list[float | None]:
+    """‖u_i‖ in gradient units of the B clients' models, before they clip; None if they do not."""
+    if config.algorithm not in CLIPS_UPDATES or not config.instruments:
+        return [None] * len(params)
+    return (row_norms(start - params) / local_lr).tolist()
 
 
 def step_clip_norm(config: RunConfig, local_lr: float) -> float:

@@ -16,13 +16,19 @@ from tasks.flat_model import FlatModel
 
 @dataclass(frozen=True)
 class RoundRequest:
-    """A round's instruction: the global model and what changes from round to round."""
+    """A round's instruction: the global model and what changes from round to round.
+
+    `share` p_c, `total_examples` n and `shared_seed` are FA-LD's, 0 for all others.
+    """
 
     server_round: int
     local_lr: float
     arrays: ArrayRecord
     num_invited: int = 1
     noise_multiplier: float = 0.0
+    share: float = 0.0
+    total_examples: int = 0
+    shared_seed: int = 0
 
 
 def read_round(message: Message) -> RoundRequest:
@@ -37,10 +43,13 @@ def read_round(message: Message) -> RoundRequest:
         arrays=arrays,
         num_invited=int(_number(config.get("num-invited", 1))),
         noise_multiplier=float(_number(config.get("noise-multiplier", 0.0))),
+        share=float(_number(config.get("share", 0.0))),
+        total_examples=int(_number(config.get("total-examples", 0))),
+        shared_seed=int(_number(config.get("shared-seed", 0))),
     )
 
 
-def _number(value: object) -> float:
+def _number(value: object) -> int | float:
     if isinstance(value, int | float):
         return value
     raise ValueError(f"the round's config holds {value!r} where a number belongs")
@@ -74,17 +83,24 @@ def train_reply(
     arrays: ArrayRecord,
     num_examples: int,
     train_loss: float | None,
+    update_norm: float | None = None,
     sample_epsilon: float | None = None,
 ) -> Message:
     """The reply to a train message; without a loss where that is nobody else's business.
 
-    `sample_epsilon` is what one of the client's examples has spent in local DP-SGD.
+    `update_norm` is ‖u_i‖ in gradient units before the client clipped its update, for the
+    server's instruments; None where it did not clip. `sample_epsilon` is what one of the client's
+    examples has spent in local DP-SGD.
     """
     metrics = MetricRecord({"num-examples": num_examples})
-    if train_loss is not None:
-        metrics["train-loss"] = train_loss
-    if sample_epsilon is not None:
-        metrics["sample-epsilon"] = sample_epsilon
+    optional = {
+        "train-loss": train_loss,
+        "update-norm": update_norm,
+        "sample-epsilon": sample_epsilon,
+    }
+    for name, value in optional.items():
+        if value is not None:
+            metrics[name] = value
     return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
 
 

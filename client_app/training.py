@@ -3,6 +3,8 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -14,6 +16,19 @@ from tasks.shards import Shard
 
 # What the batch and the parameters of the clients trained together may take, in bytes.
 _CHUNK_BYTES = 32 * 2**20
+
+
+class LocalSteps(Protocol):
+    """A round's local training: K steps, the size of a batch, and what a step does."""
+
+    @property
+    def steps(self) -> int: ...
+    @property
+    def batch_size(self) -> int: ...
+
+    def move(self, params: Tensor, gradients: Tensor, step: int, clients: Sequence[int]) -> None:
+        """Step ``step`` (from 0), in place on the models ``params`` [R, d] of ``clients``, which
+        are positions among all that are trained; ``gradients`` [R, d] may be changed."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +61,15 @@ class LocalSGD:
         if not 0 <= self.step_clip_norm < math.inf:
             raise ValueError(f"the step's clip norm is {self.step_clip_norm}: it must be 0 or more")
 
+    def move(self, params: Tensor, gradients: Tensor, step: int, clients: Sequence[int]) -> None:
+        """w ← w − η_l clip(g + weight_decay · w, λ); see LocalSteps."""
+        del step, clients
+        if self.weight_decay > 0:
+            gradients.add_(params, alpha=self.weight_decay)
+        if self.step_clip_norm > 0:
+            gradients = clip(gradients, self.step_clip_norm)
+        params.add_(gradients, alpha=-self.learning_rate)
+
 
 def client_generator(seed: int, server_round: int, client_id: int) -> np.random.Generator:
     """The generator of client ``client_id`` in round ``server_round``: the same in every process
@@ -58,14 +82,13 @@ def train_clients(
     model: FlatModel,
     start: Tensor,
     shards: Sequence[Shard],
-    spec: LocalSGD,
+    spec: LocalSteps,
     generators: Sequence[np.random.Generator],
     *,
     chunk_size: int = 0,
 ) -> tuple[Tensor, Tensor]:
-    """Train B clients from w = ``start`` [d], each on its shard and with its generator:
-
-        g = ∇ L_i(w; batch) + weight_decay · w;  w ← w − η_l · clip(g, λ),  K times
+    """Train B clients from w = ``start`` [d] (or each from its own, [B, d]), each on its shard
+    and with its generator: K times the gradient of L_i(w; batch), and what ``spec`` makes of it.
 
     Returns their models [B, d] and the means of the losses L_i over the K steps [B], both in
     the dtype of ``start``. To rounding, a client's result is the one it would get alone.
@@ -78,14 +101,20 @@ def train_clients(
         raise ValueError(f"{len(shards)} shards and {len(generators)} generators: one each")
     if chunk_size < 0:
         raise ValueError(f"chunk_size is {chunk_size}: it must be 0 (chosen here) or more")
-    params, losses = start.new_empty(len(shards), *start.shape), start.new_empty(len(shards))
+    starts = start.expand(len(shards), start.shape[-1])
+    params, losses = torch.empty_like(starts), start.new_empty(len(shards))
     # Clients of like size go together, so that little is padded.
     order = sorted(range(len(shards)), key=lambda i: shards[i].num_examples)
     for chunk in _chunks(order, chunk_size, model, shards, spec):
-        trained, trained_losses = _train_chunk(
-            model, start, [shards[i] for i in chunk], spec, [generators[i] for i in chunk]
-        )
         index = torch.tensor(chunk)
+        trained, trained_losses = _train_chunk(
+            model,
+            starts.index_select(0, index),
+            [shards[i] for i in chunk],
+            spec,
+            [generators[i] for i in chunk],
+            chunk,
+        )
         params.index_copy_(0, index, trained)
         losses.index_copy_(0, index, trained_losses)
     return params, losses
@@ -96,7 +125,7 @@ def _chunks(
     chunk_size: int,
     model: FlatModel,
     shards: Sequence[Shard],
-    spec: LocalSGD,
+    spec: LocalSteps,
 ) -> Iterator[list[int]]:
     """Parts the clients, given by ascending size, into groups that are trained together."""
     if chunk_size == 0 and model.batching == "loop":
@@ -115,51 +144,54 @@ def _chunks(
         yield chunk
 
 
-def _rows(shard: Shard, spec: LocalSGD) -> int:
+def _rows(shard: Shard, spec: LocalSteps) -> int:
     return min(spec.batch_size or shard.num_examples, shard.num_examples)
 
 
 def _train_chunk(
     model: FlatModel,
-    start: Tensor,
+    params: Tensor,
     shards: Sequence[Shard],
-    spec: LocalSGD,
+    spec: LocalSteps,
     generators: Sequence[np.random.Generator],
+    clients: Sequence[int],
 ) -> tuple[Tensor, Tensor]:
-    if spec.step_clip_norm == 0 and all(_rows(s, spec) == s.num_examples for s in shards):
-        x, y, weights = next(_batches(shards, spec, generators, start.dtype))
+    total = params.new_zeros(len(shards))
+    batches = _batches(shards, spec, generators, params.dtype)
+    full = all(_rows(shard, spec) == shard.num_examples for shard in shards)
+    if full and isinstance(spec, LocalSGD) and spec.step_clip_norm == 0:
+        x, y, weights = next(batches)
         descended = model.descent(
-            start, x, y, weights, spec.steps, spec.learning_rate, spec.weight_decay
+            params, x, y, weights, spec.steps, spec.learning_rate, spec.weight_decay
         )
         if descended is not None:
             return descended[0], descended[1] / spec.steps
-    params = start.expand(len(shards), -1).clone()
-    total = start.new_zeros(len(shards))
-    for x, y, weights in _batches(shards, spec, generators, params.dtype):
+        batches = chain([(x, y, weights)], batches)
+    for step, (x, y, weights) in enumerate(batches):
         losses, gradients = model.loss_and_gradient(params, x, y, weights)
-        if spec.weight_decay > 0:
-            gradients.add_(params, alpha=spec.weight_decay)
-        if spec.step_clip_norm > 0:
-            gradients = clip(gradients, spec.step_clip_norm)
-        params.add_(gradients, alpha=-spec.learning_rate)
+        spec.move(params, gradients, step, clients)
         total += losses
     return params, total / spec.steps
 
 
 def _batches(
     shards: Sequence[Shard],
-    spec: LocalSGD,
+    spec: LocalSteps,
     generators: Sequence[np.random.Generator],
     dtype: torch.dtype,
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """The K batches of all clients: x [B, n, ...], y [B, n, ...] and weights [B, n], padded to
     the largest client. The tensors are filled anew for the next batch."""
     counts = [_rows(shard, spec) for shard in shards]
-    all_of_them = all(n == shard.num_examples for n, shard in zip(counts, shards, strict=True))
-    padded = min(counts) < max(counts)
     weights = torch.zeros(len(shards), max(counts), dtype=dtype)
     for client, n in enumerate(counts):
         weights[client, :n] = 1 / n
+    joint = getattr(shards[0], "joint_batches", None)
+    if joint is not None and all(shard == shards[0] for shard in shards):
+        for x, y in joint(generators, spec.batch_size, spec.steps):
+            yield x, y, weights
+        return
+    all_of_them = all(n == shard.num_examples for n, shard in zip(counts, shards, strict=True))
     streams = [
         iter(shard.batches(generator, spec.batch_size, spec.steps))
         for shard, generator in zip(shards, generators, strict=True)
@@ -169,17 +201,16 @@ def _batches(
         # Where every client uses all it has, the first batch serves for every step.
         if step == 0 or not all_of_them:
             own_x, own_y = zip(*map(next, streams), strict=True)
-            if padded:
-                _fill(x, own_x)
-                _fill(y, own_y)
-            else:
-                torch.stack(own_x, out=x)
-                torch.stack(own_y, out=y)
+            _fill(x, own_x)
+            _fill(y, own_y)
         yield x, y, weights
 
 
-def _fill(rows: Tensor, parts: Sequence[Tensor]) -> None:
+def _fill(rows: Tensor, parts: tuple[Tensor, ...]) -> None:
     """Each client's part [n_i, ...] into its rows [B, n, ...], n_i <= n."""
+    if all(part.shape[0] == rows.shape[1] for part in parts):
+        torch.stack(parts, out=rows)
+        return
     for own, part in zip(rows, parts, strict=True):
         own[: part.shape[0]] = part
         # Padded with an example of the client's own: weight 0 times a finite loss is 0.

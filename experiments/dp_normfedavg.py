@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from experiments.engine_run import run_in_engine
+from experiments.engine_run import EngineRun, run_alone
 from experiments.finding import Finding, between
 from server_app.config import make_config
 from strategies.reports import RoundReport
@@ -52,6 +52,7 @@ QUADRATIC: dict[str, Any] = {
     "local-steps": 20,
     "batch-size": 0,
     "local-lr": 0.001,
+    "evaluate-every": 500,
     "delta": 1e-6,
     "noise-multiplier": 23.24,
     # Both methods get the same noise, which leaves no privacy to claim.
@@ -115,7 +116,7 @@ def _fashion_accuracy(job: _Job) -> float:
     def watch(report: RoundReport) -> None:
         accuracies.extend([report.metrics["accuracy"]] if report.metrics else [])
 
-    run_in_engine(config, problem, [watch])
+    run_alone(EngineRun(config, problem, [watch]))
     return 100 * accuracies[-1]
 
 
@@ -160,7 +161,7 @@ def _quadratic_suboptimality(job: _Job) -> float:
         module.x.copy_(start)  # type: ignore[operator]
     problem = Problem(config, task, FlatModel(module, task.example_loss))
     models: list[torch.Tensor] = []
-    run_in_engine(config, problem, [lambda report: models.append(report.model)], evaluates=False)
+    run_alone(EngineRun(config, problem, [lambda report: models.append(report.model)]))
     model = problem.model
     return task.evaluate(model, models[-1])["loss"] - task.evaluate(model, minimum)["loss"]
 

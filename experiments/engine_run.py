@@ -1,31 +1,58 @@
-"""One run of an experiment: the product's strategy on the in-process engine, without a folder."""
+"""Runs of an experiment: the product's strategies on the in-process engine, without a folder."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from flwr.app import ArrayRecord, ConfigRecord
 
 from server_app.build import build_strategy
 from server_app.config import RunConfig
 from server_app.run import server_evaluation
-from simulation.engine import EngineGrid
-from strategies.frame import EvaluateFn, Observer
+from simulation.engine import EngineGrid, train_together
+from strategies.frame import Observer
 from tasks.problem import Problem
 
 
-def run_in_engine(
-    config: RunConfig, problem: Problem, observers: Sequence[Observer], *, evaluates: bool = True
-) -> None:
-    """Run to the end; the observers see every round. Without `evaluates` nobody evaluates."""
-    evaluate: EvaluateFn | None = server_evaluation(problem) if evaluates else _nothing
-    build_strategy(config, observers).start(
-        EngineGrid(config, problem),
-        ArrayRecord(problem.state()),
-        num_rounds=config.num_server_rounds,
-        timeout=config.round_timeout,
-        train_config=ConfigRecord({"seed": config.seed}),
-        evaluate_fn=evaluate,
+@dataclass(frozen=True)
+class EngineRun:
+    """A run: its configuration, its problem, and who sees every round."""
+
+    config: RunConfig
+    problem: Problem
+    observers: Sequence[Observer]
+
+
+def run_alone(run: EngineRun) -> None:
+    """Run to the end, with the server's evaluation."""
+    build_strategy(run.config, run.observers).start(
+        EngineGrid(run.config, run.problem),
+        ArrayRecord(run.problem.state()),
+        num_rounds=run.config.num_server_rounds,
+        timeout=run.config.round_timeout,
+        train_config=ConfigRecord({"seed": run.config.seed}),
+        evaluate_fn=server_evaluation(run.problem),
     )
 
 
-def _nothing(server_round: int, arrays: ArrayRecord) -> None:
-    del server_round, arrays
+def run_in_lockstep(runs: Sequence[EngineRun]) -> None:
+    """Runs that differ in nothing but the seed, round by round, without evaluation.
+
+    Each has its own strategy and grid, and gets the result it would get alone; only the local
+    training of all their clients is one batch. For models so small that a call costs more than
+    its arithmetic.
+    """
+    grids = [EngineGrid(run.config, run.problem) for run in runs]
+    strategies = [build_strategy(run.config, run.observers) for run in runs]
+    models = [ArrayRecord(run.problem.state()) for run in runs]
+    configs = [ConfigRecord({"seed": run.config.seed}) for run in runs]
+    for server_round in range(1, runs[0].config.num_server_rounds + 1):
+        messages = [
+            list(strategy.configure_train(server_round, model, config, grid))
+            for strategy, model, config, grid in zip(
+                strategies, models, configs, grids, strict=True
+            )
+        ]
+        replies = train_together(grids, messages)
+        for i, strategy in enumerate(strategies):
+            arrays, _ = strategy.aggregate_train(server_round, replies[i])
+            models[i] = models[i] if arrays is None else arrays

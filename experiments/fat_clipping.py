@@ -1,7 +1,8 @@
 """FAT-Clipping (Yang et al.): what clipping is worth where gradients have fat tails."""
 
+import gc
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from multiprocessing import get_context
@@ -9,11 +10,12 @@ from multiprocessing import get_context
 import numpy as np
 import torch
 
-from experiments.engine_run import run_in_engine
+from experiments.engine_run import EngineRun, run_in_lockstep
 from experiments.finding import Finding, between
 from server_app.config import make_config
+from strategies.frame import Observer
 from strategies.reports import RoundReport
-from tasks.problem import load_problem
+from tasks.problem import Problem, load_problem
 
 # f(x, ξ) = ½‖x‖² + ⟨ξ, x⟩ with x_1 = (1, ..., 1) in ten dimensions, five clients.
 SETTING: dict[str, str | int | float] = {
@@ -25,6 +27,7 @@ SETTING: dict[str, str | int | float] = {
     "local-steps": 10,
     "batch-size": 1,
     "local-lr": 0.01,
+    "instruments": False,
 }
 METHODS: dict[str, dict[str, str | float]] = {
     "FedAvg": {"algorithm": "gfedavg"},
@@ -36,10 +39,14 @@ METHODS: dict[str, dict[str, str | float]] = {
 LAST_ROUNDS = 20
 
 
+# So many seeds are run in lockstep: more would not make a run any faster.
+_SEEDS_TOGETHER = 25
+
+
 @dataclass(frozen=True)
 class _Job:
     method: str
-    seed: int
+    seeds: range
     num_rounds: int
 
 
@@ -48,55 +55,82 @@ def cauchy(
     *,
     num_rounds: int = 200,
     processes: int = 2,
-    advance: Callable[[int, int], None] = lambda done, of: None,
+    advance: Callable[[int, int], None] | None = None,
 ) -> dict[str, np.ndarray]:
     """The mean of ‖x‖² over the last 20 rounds by method: float64 [num_seeds], one a seed (for
     Gaussian noise a tenth of the seeds, at least one).
 
-    The runs are spread over `processes` processes; `advance(done, of)` is called after each.
+    The runs are spread over `processes` new processes, with 1 they are done in this one;
+    `advance(done, of)` is called as runs end.
     """
-    jobs = [
-        _Job(method, seed, num_rounds)
-        for method in METHODS
-        for seed in range(max(1, num_seeds // 10) if "Gaussian" in method else num_seeds)
-    ]
+    jobs = list(_jobs(num_seeds, num_rounds))
+    total, done = sum(len(job.seeds) for job in jobs), 0
     results: dict[str, dict[int, float]] = {method: {} for method in METHODS}
-    # Spawned, not forked: a fork of a process with threads may never wake.
-    with ProcessPoolExecutor(processes, get_context("spawn"), _prepare_worker) as pool:
-        futures = {pool.submit(_run, job): job for job in jobs}
-        try:
-            for done, future in enumerate(as_completed(futures), start=1):
-                job = futures[future]
-                results[job.method][job.seed] = future.result()
-                advance(done, len(jobs))
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+    for job, values in _run_all(jobs, processes):
+        results[job.method].update(zip(job.seeds, values, strict=True))
+        done += len(job.seeds)
+        if advance is not None:
+            advance(done, total)
     return {
         method: np.array([by_seed[seed] for seed in sorted(by_seed)])
         for method, by_seed in results.items()
     }
 
 
+def _run_all(jobs: Sequence[_Job], processes: int) -> Iterator[tuple[_Job, list[float]]]:
+    """What `_run` gives for each job, in the order in which they end."""
+    if processes == 1:
+        yield from ((job, _run(job)) for job in jobs)
+        return
+    # Spawned, not forked: a fork of a process with threads may never wake.
+    with ProcessPoolExecutor(processes, get_context("spawn"), _prepare_worker) as pool:
+        futures = {pool.submit(_run, job): job for job in jobs}
+        try:
+            for future in as_completed(futures):
+                yield futures[future], future.result()
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def _jobs(num_seeds: int, num_rounds: int) -> Iterator[_Job]:
+    for method in METHODS:
+        seeds = range(max(1, num_seeds // 10) if "Gaussian" in method else num_seeds)
+        for start in range(0, len(seeds), _SEEDS_TOGETHER):
+            yield _Job(method, seeds[start : start + _SEEDS_TOGETHER], num_rounds)
+
+
 def _prepare_worker() -> None:
     torch.set_num_threads(1)
+    # What is loaded by now stays: the collector need not look at it again and again.
+    gc.freeze()
     # That unclipped runs diverge is what is to be shown.
     logging.getLogger("blackthorn").setLevel(logging.ERROR)
 
 
-def _run(job: _Job) -> float:
-    values = {**SETTING, **METHODS[job.method], "num-server-rounds": job.num_rounds}
-    config = make_config({**values, "seed": job.seed})
-    problem = load_problem(config)
-    norms = []
+def _run(job: _Job) -> list[float]:
+    """The mean of ‖x‖² over the last rounds, one a seed."""
+    tails: list[list[float]] = [[] for _ in job.seeds]
+    runs = []
+    for seed, tail in zip(job.seeds, tails, strict=True):
+        values = {**SETTING, **METHODS[job.method], "num-server-rounds": job.num_rounds}
+        config = make_config({**values, "seed": seed})
+        problem = load_problem(config)
+        runs.append(EngineRun(config, problem, [_tail_observer(problem, job.num_rounds, tail)]))
+    # The gradient is analytic: nothing has to be recorded for automatic differentiation.
+    with torch.inference_mode():
+        run_in_lockstep(runs)
+    return [float(np.mean(tail)) for tail in tails]
+
+
+def _tail_observer(problem: Problem, num_rounds: int, tail: list[float]) -> Observer:
+    """Notes ‖x‖² in `tail` after each of the last rounds."""
 
     def watch(report: RoundReport) -> None:
-        if report.server_round > job.num_rounds - LAST_ROUNDS:
-            metrics = problem.task.evaluate(problem.model, report.model)
-            norms.append(metrics["squared-norm"])
+        if report.server_round > num_rounds - LAST_ROUNDS:
+            tail.append(problem.task.evaluate(problem.model, report.model)["squared-norm"])
 
-    run_in_engine(config, problem, [watch], evaluates=False)
-    return float(np.mean(norms))
+    return watch
 
 
 def cauchy_findings(figures: Mapping[str, np.ndarray]) -> list[Finding]:

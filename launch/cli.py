@@ -100,6 +100,59 @@ def pilot(recipe: Recipe, settings: Settings = None, output_dir: OutputDir = Non
 
 
 @app.command()
+def reproduce(
+    paper: Annotated[str, typer.Argument(help="fat-clipping or understanding-clipping.")],
+    only: Annotated[str | None, typer.Option(help="One of the paper's experiments.")] = None,
+    seeds: Annotated[
+        int | None, typer.Option(min=1, help="Seeds, where an experiment has many.")
+    ] = None,
+    data_dir: Annotated[
+        str, typer.Option(help="Folder of the data sets, as the key data-dir.")
+    ] = "",
+) -> None:
+    """Measure a paper's figures anew, beside what they should be; exits with 1 if one differs.
+
+    Example: blackthorn reproduce fat-clipping --only cauchy --seeds 10
+    """
+    from launch.reproduce import Options
+    from launch.reproduce import reproduce as run
+
+    if not run(paper, only, Options(seeds, data_dir), console):
+        raise typer.Exit(1)
+
+
+@app.command()
+def predict(
+    run: Annotated[Path, typer.Argument(help="Run folder with posterior samples.")],
+    data: Annotated[Path, typer.Option(help="An .npz file: x, and y where it is known.")],
+    out: Annotated[Path | None, typer.Option(help="An .npz file for all predictions.")] = None,
+    ood: Annotated[
+        Path | None, typer.Option(help="Examples from elsewhere: a histogram of entropies.")
+    ] = None,
+) -> None:
+    """Predict with a run's posterior samples, the point estimate beside them.
+
+    Example: blackthorn predict runs/my-run --data examples.npz
+    """
+    from launch.predict import predict as run_predict
+
+    run_predict(run, data, console, out=out, ood=ood)
+
+
+@app.command()
+def diagnose(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders, one chain each.")],
+) -> None:
+    """Whether the posterior samples of one or several runs have mixed.
+
+    Example: blackthorn diagnose runs/chain-1 runs/chain-2
+    """
+    from launch.diagnose import diagnose_runs
+
+    diagnose_runs(runs, console)
+
+
+@app.command()
 def keys(
     markdown: Annotated[bool, typer.Option(help="The table of docs/configuration.md.")] = False,
 ) -> None:
@@ -123,6 +176,11 @@ def finish(summary: dict[str, Any]) -> None:
         markup=False,
         highlight=False,
     )
+    if "posterior" in summary:
+        from launch.posterior_lines import posterior_lines
+
+        text = "\n".join(posterior_lines(summary["posterior"]))
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def main() -> None:

@@ -77,6 +77,7 @@ class Deployment:
         self._keeper = ProcessKeeper(workplace.folder)
         self._fork_servers: list[ProcessGroup] = []
         self._server_side: list[ProcessGroup] = []
+        self._fleet_address = ""
 
     def start(self, seconds: float) -> ControlApi:
         """Start everything; returns when all nodes are online. DeploymentError after `seconds`."""
@@ -92,8 +93,9 @@ class Deployment:
         addresses = self._start_superlink(deadline)
         self._workplace.write_connection(SUPERLINK, addresses["control"])
         self._start_serverapp_executor(addresses["serverappio"])
-        for index, node in enumerate(self._nodes):
-            self.supernodes.append(self._start_supernode(index, node, addresses["fleet"]))
+        self._fleet_address = addresses["fleet"]
+        for index in range(len(self._nodes)):
+            self.supernodes.append(self._start_supernode(index))
         control = ControlApi(addresses["control"])
         self._until(lambda: self._all_online(control), deadline, "not all SuperNodes are online")
         if self._preload is not None:
@@ -101,6 +103,12 @@ class Deployment:
                 self._workplace.app_socket.exists, deadline, "the apps' modules are not imported"
             )
         return control
+
+    def restart_supernode(self, index: int) -> None:
+        """Start a node again whose SuperNode has ended; DeploymentError if it has not."""
+        if self.supernodes[index].alive:
+            raise DeploymentError(f"{self.supernodes[index].name} runs: it cannot be started again")
+        self.supernodes[index] = self._start_supernode(index)
 
     def check(self) -> None:
         """DeploymentError if a process without which no run can finish has ended."""
@@ -183,8 +191,8 @@ class Deployment:
         env = self._workplace.environment(SUPERLINK)
         self._server_side.append(self._launch("superexec-serverapp", command, env))
 
-    def _start_supernode(self, index: int, node: Node, fleet_address: str) -> ProcessGroup:
-        name = f"supernode-{index}"
+    def _start_supernode(self, index: int) -> ProcessGroup:
+        name, node = f"supernode-{index}", self._nodes[index]
         config = {"partition-id": index, "num-partitions": len(self._nodes), **node.config}
         config_file = write_config(config, self._workplace.folder / f"{name}.toml")
         path = [] if node.path_prefix is None else [node.path_prefix.resolve()]
@@ -193,7 +201,7 @@ class Deployment:
         env = self._workplace.environment(
             name, path=path, extra={**node.env, NODE_VARIABLE: str(index)}
         )
-        command = ["flower-supernode", "--insecure", "--superlink", fleet_address]
+        command = ["flower-supernode", "--insecure", "--superlink", self._fleet_address]
         command += ["--clientappio-api-address", f"{LOOPBACK}:0", "--node-config", str(config_file)]
         return self._launch(name, command, env)
 

@@ -192,6 +192,10 @@ class FlowerCluster:
         """SIGKILL a SuperNode, as a power cut would."""
         self._running().supernodes[index].kill()
 
+    def restart_node(self, index: int) -> None:
+        """Start a SuperNode that has ended once more: to Flower it is a new node."""
+        self._running().restart_supernode(index)
+
     def client_processes(self, index: int) -> list[int]:
         """Process ids of the ClientApp that a node runs at the moment (none or one; Linux)."""
         return client_processes(self.id, index)

@@ -14,8 +14,10 @@ from strategies import (
     FatClippingPI,
     FatClippingPR,
     FederatedStrategy,
+    FedLangevin,
     FrameOptions,
     GFedAvg,
+    LangevinRate,
     LocalRate,
     ModelClipping,
     OutputIterate,
@@ -25,6 +27,7 @@ from strategies import (
 )
 from strategies.aggregators import Aggregator, RageFilter, weighted_mean
 from strategies.corruption import CorruptionBound
+from strategies.fed_langevin import Scheme
 from strategies.frame import Observer
 
 
@@ -101,6 +104,31 @@ def _model_clipping(config: RunConfig, frame: FrameOptions) -> FederatedStrategy
     return ModelClipping(config.clip_norm, **frame)
 
 
+def _fa_ld(config: RunConfig, frame: FrameOptions) -> FederatedStrategy:
+    # These are the scheme's and the step size's to set.
+    for key in ("participation", "weighting", "server_step", "local_rate"):
+        frame.pop(key)  # type: ignore[misc]
+    decays = config.step_size == "decaying"
+    rate = LangevinRate(
+        config.local_lr,
+        strong_convexity=config.strong_convexity if decays else 0.0,
+        local_steps=config.local_steps,
+    )
+    return FedLangevin(
+        rate,
+        scheme=LANGEVIN_SCHEMES[config.participation],
+        draws=config.clients_per_round,
+        shared_seed=None if config.langevin_seed < 0 else config.langevin_seed,
+        **frame,
+    )
+
+
+LANGEVIN_SCHEMES: dict[str, Scheme] = {
+    "full": "full",
+    "with-replacement": "with-replacement",
+    "fixed": "without-replacement",
+}
+
 ALGORITHMS: dict[str, Callable[[RunConfig, FrameOptions], FederatedStrategy]] = {
     "gfedavg": _gfedavg,
     "fat-clipping-pr": _fat_clipping_pr,
@@ -108,6 +136,7 @@ ALGORITHMS: dict[str, Callable[[RunConfig, FrameOptions], FederatedStrategy]] = 
     "ce-fedavg": _ce_fedavg,
     "model-clipping": _model_clipping,
     "rage": _rage,
+    "fa-ld": _fa_ld,
 }
 
 

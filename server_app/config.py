@@ -53,6 +53,7 @@ class RunConfig(BaseModel):
         "dp-fedavg",
         "dp-normfedavg",
         "rage",
+        "fa-ld",
     ] = Field("gfedavg", description="Published system that runs on the server.")
     task: Literal[
         "digits",
@@ -63,6 +64,7 @@ class RunConfig(BaseModel):
         "own-data",
         "quadratic-noise",
         "least-squares",
+        "bayes-linear",
     ] = Field(
         "digits", description="Data set and loss; own-data: every node brings its own examples."
     )
@@ -101,20 +103,27 @@ class RunConfig(BaseModel):
     classes_per_client: int = Field(2, ge=1, description="classes-per-client: classes a client.")
     dirichlet_alpha: float = Field(0.5, gt=0, description="dirichlet: concentration.")
     examples_per_client: int = Field(
-        0, ge=0, description="dominant-label, two-majority: examples a client; 0: the scheme's own."
+        0,
+        ge=0,
+        description="dominant-label, two-majority, bayes-linear: examples a client; 0: the "
+        "scheme's own.",
     )
     num_clients: int = Field(10, ge=1, description="Clients in the population.")
 
     # Problems in closed form.
     initial_point: float = Field(
-        1.0, description="quadratic-noise, least-squares: every coordinate of the first model."
+        1.0,
+        description="quadratic-noise, least-squares, bayes-linear: every coordinate of the first "
+        "model.",
     )
     problem: Literal["table-4", "claim-2.1"] = Field(
         "table-4", description="least-squares: which problem of Zhang et al. the 3 clients hold."
     )
     problem_c: float = Field(1.0, gt=0, description="claim-2.1: c, the unit of the b_i.")
     problem_k: float = Field(5.0, description="claim-2.1: k, where the third b_i = k c.")
-    problem_dimension: int = Field(10, ge=1, description="quadratic-noise: dimension d.")
+    problem_dimension: int = Field(
+        10, ge=1, description="quadratic-noise, bayes-linear: dimension d."
+    )
     noise_law: Literal["gaussian", "cauchy", "stable", "student-t"] = Field(
         "gaussian", description="quadratic-noise: law of every coordinate of the noise."
     )
@@ -122,15 +131,32 @@ class RunConfig(BaseModel):
         2.0, gt=0, le=2, description="stable: tail index alpha; 2 is N(0, 2), 1 is Cauchy."
     )
     noise_dof: float = Field(1.0, gt=0, description="student-t: degrees of freedom.")
-    noise_scale: float = Field(1.0, ge=0, description="quadratic-noise: factor on the noise.")
+    noise_scale: float = Field(
+        1.0,
+        ge=0,
+        description="quadratic-noise: factor on the noise; bayes-linear: its known deviation.",
+    )
+    heterogeneity: float = Field(
+        0.0, ge=0, description="bayes-linear: how far the clients' laws are from each other."
+    )
+    imbalance: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="bayes-linear: examples a client rise evenly from 1 - imbalance to 1 + "
+        "imbalance times examples-per-client.",
+    )
 
     # Who takes part in a round.
-    participation: Literal["full", "fixed", "poisson"] = Field(
+    participation: Literal["full", "fixed", "poisson", "with-replacement"] = Field(
         "full",
         description="full: everybody; fixed: clients-per-round without replacement; "
-        "poisson: each with probability sample-rate.",
+        "poisson: each with probability sample-rate; with-replacement (fa-ld): clients-per-round "
+        "draws by the clients' shares of the examples.",
     )
-    clients_per_round: int = Field(0, ge=0, description="fixed: size of the cohort.")
+    clients_per_round: int = Field(
+        0, ge=0, description="fixed: size of the cohort; with-replacement: draws."
+    )
     sample_rate: float = Field(1.0, gt=0, le=1, description="poisson: probability of joining.")
 
     # Local training.
@@ -146,6 +172,35 @@ class RunConfig(BaseModel):
     )
     local_lr_plateau: float = Field(0.001, ge=0, description="Gain that counts as a plateau.")
     weight_decay: float = Field(0.0, ge=0, description="L2 coefficient in the local gradient.")
+
+    # Posterior sampling (fa-ld).
+    temperature: float = Field(1.0, ge=0, description="fa-ld: tau, 1 for the posterior itself.")
+    shared_noise: float = Field(
+        0.0, ge=0, le=1, description="fa-ld: rho, the part of the noise that all clients share."
+    )
+    prior_precision: float = Field(
+        0.0, ge=0, description="fa-ld: precision of the Gaussian prior of mean 0; 0: flat."
+    )
+    step_size: Literal["fixed", "decaying"] = Field(
+        "fixed",
+        description="fa-ld: the step size is local-lr, or 1/(1/local-lr + strong-convexity k/12) "
+        "at local step k (local-lr = 1/(2L), L the smoothness of the energy).",
+    )
+    burn_in: int = Field(0, ge=0, description="fa-ld: rounds before the first posterior sample.")
+    thinning: int = Field(
+        1, ge=1, description="fa-ld: rounds from one posterior sample to the next."
+    )
+    max_samples: int = Field(1000, ge=1, description="fa-ld: most posterior samples kept on disk.")
+    keep_samples: Literal["last", "reservoir"] = Field(
+        "last",
+        description="fa-ld: which are kept when there are more: the last, or a uniform choice.",
+    )
+    langevin_seed: int = Field(
+        -1,
+        ge=-1,
+        le=2**32 - 1,
+        description="fa-ld: seed of the noise, for tests; -1: the operating system's entropy.",
+    )
 
     # The server.
     server_lr: float = Field(1.0, gt=0, description="Server learning rate.")
@@ -172,7 +227,10 @@ class RunConfig(BaseModel):
         "last", description="Which iterate the run ends with; a random one is drawn beforehand."
     )
     strong_convexity: float = Field(
-        0.0, ge=0, description="mu in the weights of output-iterate = random-weighted."
+        0.0,
+        ge=0,
+        description="mu in the weights of output-iterate = random-weighted; m of step-size = "
+        "decaying.",
     )
     corrupt_fraction: float = Field(
         0.0,
@@ -284,6 +342,7 @@ class RunConfig(BaseModel):
         _check_participation(self)
         _check_clipping(self)
         check_privacy(self)
+        _check_langevin(self)
         if self.task == "own-data" and (not self.input_shape or self.num_classes < 2):
             raise ValueError(
                 f'input-shape = "{self.input_shape}" with num-classes = {self.num_classes} is not '
@@ -313,6 +372,48 @@ def _check_adversary(config: RunConfig) -> None:
         raise ValueError(
             f"num-byzantine = {config.num_byzantine} with attack = none is not allowed: "
             "say what they do (attack), or set num-byzantine = 0"
+        )
+
+
+def _check_langevin(config: RunConfig) -> None:
+    if config.algorithm != "fa-ld":
+        if config.participation == "with-replacement":
+            raise ValueError(
+                f"participation = with-replacement is not allowed with algorithm "
+                f"{config.algorithm}: fa-ld counts a client as often as it was drawn"
+            )
+        return
+    # Anything else would make the chain's stationary law another one than the posterior.
+    for key, value, usual in (
+        ("server-lr", config.server_lr, 1.0),
+        ("server-momentum", config.server_momentum, 0.0),
+        ("projection-radius", config.projection_radius, 0.0),
+        ("weight-decay", config.weight_decay, 0.0),
+        ("local-lr-decay", config.local_lr_decay, 1.0),
+        ("weighting", config.weighting, "uniform"),
+    ):
+        if value != usual:
+            raise ValueError(
+                f"{key} = {value} is not allowed with algorithm fa-ld: leave it {usual}"
+            )
+    if config.participation == "poisson":
+        raise ValueError(
+            "participation = poisson is not allowed with algorithm fa-ld: full, with-replacement "
+            "(scheme I) or fixed (scheme II)"
+        )
+    if config.aggregator == "rage":
+        raise ValueError(
+            "aggregator = rage is not allowed with algorithm fa-ld: auto or mean (a filter would "
+            "take the noise of some clients away)"
+        )
+    if config.step_size == "decaying" and config.strong_convexity == 0:
+        raise ValueError(
+            "strong-convexity = 0.0 is not allowed with step-size = decaying: greater than 0"
+        )
+    if config.num_server_rounds <= config.burn_in:
+        raise ValueError(
+            f"burn-in = {config.burn_in} is not allowed with num-server-rounds = "
+            f"{config.num_server_rounds}: less, or there is no sample"
         )
 
 
@@ -360,6 +461,11 @@ def _check_participation(config: RunConfig) -> None:
             f"clients-per-round = {size} is not allowed with participation full: "
             "set participation = fixed"
         )
+    if config.participation == "with-replacement" and size < 1:
+        raise ValueError(
+            f"clients-per-round = {size} is not allowed: participation with-replacement needs at "
+            "least 1 draw"
+        )
     if config.participation != "poisson" and config.sample_rate != 1.0:
         raise ValueError(
             f"sample-rate = {config.sample_rate} is not allowed with participation "
@@ -368,9 +474,12 @@ def _check_participation(config: RunConfig) -> None:
 
 
 def expected_cohort(config: RunConfig) -> int:
-    """Clients in a round: exact for full and fixed participation, the mean for Poisson."""
+    """Clients in a round: exact for full and fixed participation, the mean for Poisson, the most
+    with replacement."""
     if config.participation == "fixed":
         return config.clients_per_round
+    if config.participation == "with-replacement":
+        return min(config.clients_per_round, config.num_clients)
     if config.participation == "poisson":
         return round(config.sample_rate * config.num_clients)
     return config.num_clients

@@ -5,6 +5,7 @@ from collections import deque
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from strategies.failure_detector import FailureDetector
@@ -51,11 +52,14 @@ class Instruments:
 
     def _measure(self, report: RoundReport, updates: Tensor) -> dict[str, Any]:
         bound = report.norm_bound
-        measures = measure_updates(updates, report.local_lr, self._last_update, bound)
+        claims = [report.claimed_norms.get(client, math.nan) for client in report.accepted]
+        claimed = torch.tensor(claims, dtype=torch.float64)
+        measures = measure_updates(updates, report.local_lr, self._last_update, bound, claimed)
         inverse = inverse_noise_index(updates, _generator(self._seed, report.server_round))
         self._tails.append((inverse, len(updates)))
         return {
             "norm_gradient": _by_client(report.accepted, measures.norms),
+            **_claims(report),
             "norm_parameter": _by_client(report.accepted, measures.parameter_norms),
             "angle_degrees": _by_client(report.accepted, measures.angles),
             "bound_gradient": _number(bound),
@@ -71,6 +75,14 @@ class Instruments:
 def _generator(seed: int, server_round: int) -> np.random.Generator:
     sequence = np.random.SeedSequence([seed, server_round, _TAIL_STREAM])
     return np.random.Generator(np.random.Philox(sequence))
+
+
+def _claims(report: RoundReport) -> dict[str, Any]:
+    """The norms before clipping that clients tell of; nothing where none of them clips."""
+    if not report.claimed_norms:
+        return {}
+    claims = {str(client): _number(norm) for client, norm in report.claimed_norms.items()}
+    return {"norm_gradient_before_clipping": claims}
 
 
 def _by_client(clients: list[int], values: Tensor) -> dict[str, float | None]:

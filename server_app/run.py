@@ -17,12 +17,15 @@ from server_app.config import ConfigError, RunConfig
 from server_app.instrument_plots import plot_instruments
 from server_app.instruments import Instruments
 from server_app.plots import plot_accuracy
+from server_app.posterior_recorder import PosteriorRecorder
+from server_app.posterior_report import report_posterior
 from server_app.privacy import check_ledger, ledger_path, privacy_entry, privacy_plan
 from server_app.privacy_checks import is_noised
 from server_app.run_folder import RunFolder, choose_folder
 from strategies import NotEnoughClients, PrivacyPlan
 from strategies.array_codec import decode
 from strategies.frame import EvaluateFn, Observer
+from strategies.langevin import require_balance, shares
 from strategies.ledger import LedgerInUse
 from strategies.reports import RoundReport
 from tasks.problem import Problem, load_problem
@@ -55,7 +58,10 @@ def prepare(config: RunConfig) -> PreparedRun:
         problem = load_problem(config)
         if not problem.task.on_nodes:
             # Whether the data can be dealt as configured, and their labels be flipped.
-            problem.poisoned(problem.shards()[0], config.attack)
+            shards = problem.shards()
+            problem.poisoned(shards[0], config.attack)
+            if config.algorithm == "fa-ld" and config.participation == "fixed":
+                require_balance(shares({i: s.num_examples for i, s in enumerate(shards)}))
     except ValueError as error:
         raise ConfigError(str(error)) from error
     plan = privacy_plan(config) if is_noised(config) else None
@@ -91,6 +97,8 @@ def _federate(
 ) -> None:
     config = prepared.config
     checkpoints = _Checkpoints(prepared, folder)
+    if config.algorithm == "fa-ld":
+        observers = [PosteriorRecorder(config, prepared.problem, prepared.folder), *observers]
     strategy = build_strategy(
         config,
         [folder, checkpoints, *observers],
@@ -110,6 +118,8 @@ def _federate(
         raise RunFailed(f"no round changed the model; the last one: {folder.last_skip}")
     folder.set_output(strategy.output_round, _final_metrics(prepared, result.arrays))
     folder.save_model({k: a.numpy() for k, a in result.arrays.items()}, "final")
+    if config.algorithm == "fa-ld":
+        folder.posterior = report_posterior(prepared.folder, config, prepared.problem)
 
 
 def _final_metrics(prepared: PreparedRun, arrays: ArrayRecord) -> dict[str, float]:

@@ -63,6 +63,8 @@ class RunFolder:
         self._final: dict[str, float] = {}
         self._output_round: int | None = None
         self._clients = {"invited": 0, "replied": 0, "rejected": 0}
+        # What summary.json says of posterior samples; None for runs without.
+        self.posterior: dict[str, Any] | None = None
         self.rounds_skipped = 0
         self.last_skip = ""
         self._confidential = False
@@ -114,6 +116,7 @@ class RunFolder:
             "final": self._final,
             "output_round": self._output_round,
             **self._extra.of_run(),
+            **({} if self.posterior is None else {"posterior": self.posterior}),
             "privacy": self._privacy(),
             "clients": None if self._confidential else self._clients,
             "wall_seconds": round(time.monotonic() - self._began, 3),

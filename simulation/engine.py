@@ -5,15 +5,20 @@ transport and the process per client are gone.
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from uuid import uuid4
 
+import numpy as np
+import torch
 from flwr.app import Error, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
+from torch import Tensor
 
 from client_app.app import local_training, reported_count
-from client_app.bounding import bounded_models
+from client_app.bounding import bounded_models, unclipped_norms
 from client_app.messages import (
+    RoundRequest,
     enrolment_reply,
     read_round,
     start_vector,
@@ -24,6 +29,7 @@ from client_app.private_update import noised_models
 from client_app.training import client_generator, train_clients
 from server_app.config import RunConfig
 from server_app.privacy_checks import claims_privacy
+from tasks.flat_model import FlatModel
 from tasks.problem import Problem
 from tasks.shards import Shard
 
@@ -47,8 +53,8 @@ class EngineGrid(Grid):
                 f"task = {config.task} is not allowed in a simulation: the examples are on the "
                 "nodes; use blackthorn cluster"
             )
-        self._config = config
-        self._problem = problem
+        self.config = config
+        self.problem = problem
         self._shards = problem.shards()
         self._run = Run.create_empty(1)
         self._replies: dict[str, Message] = {}
@@ -75,7 +81,7 @@ class EngineGrid(Grid):
 
     def get_node_ids(self) -> Iterable[int]:
         """All simulated nodes: they never go away."""
-        return range(_FIRST_NODE, _FIRST_NODE + self._config.num_clients)
+        return range(_FIRST_NODE, _FIRST_NODE + self.config.num_clients)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Answer the messages at once and keep the replies until they are pulled."""
@@ -113,44 +119,108 @@ class EngineGrid(Grid):
 
     def _enrol(self, message: Message) -> Message:
         client = _client_of(message)
-        count = reported_count(self._config, self._shards[client])
+        count = reported_count(self.config, self._shards[client])
         return enrolment_reply(message, client, count)
 
     def _train_cohort(self, messages: Sequence[Message]) -> list[Message]:
-        # The messages of a round differ in nothing but the client they go to.
-        request = read_round(messages[0])
-        model = self._problem.model
-        shards = [self._shard(message) for message in messages]
-        start = start_vector(request.arrays, model)
-        params, losses = train_clients(
-            model,
-            start,
-            shards,
-            local_training(self._config, request.local_lr),
-            [
-                client_generator(self._config.seed, request.server_round, _client_of(message))
-                for message in messages
-            ],
-        )
+        return train_together([self], [messages])[0]
+
+    def cohort(self, messages: Sequence[Message]) -> "Cohort":
+        """What the train `messages` of one round ask for."""
+        # The messages of a round differ in nothing but the client, and its share of the examples.
+        requests = [read_round(message) for message in messages]
         clients = [_client_of(message) for message in messages]
-        params = bounded_models(self._config, start, params, request.local_lr)
-        params = noised_models(self._config, params, request, clients)
-        silent = claims_privacy(self._config)
-        answers = trained_arrays(request.arrays, model, params)
-        return [
-            train_reply(
-                message, arrays, reported_count(self._config, shard), None if silent else loss
-            )
-            for message, arrays, shard, loss in zip(
-                messages, answers, shards, losses.tolist(), strict=True
-            )
-        ]
+        seed, server_round = self.config.seed, requests[0].server_round
+        return Cohort(
+            messages,
+            requests,
+            clients,
+            start_vector(requests[0].arrays, self.problem.model),
+            [self._shard(message) for message in messages],
+            [client_generator(seed, server_round, client) for client in clients],
+        )
 
     def _shard(self, message: Message) -> Shard:
         """The client's shard; with flipped labels where the simulated attacker poisons them."""
         shard = self._shards[_client_of(message)]
         poison = message.content["config"].get("poison", "")
-        return self._problem.poisoned(shard, str(poison))
+        return self.problem.poisoned(shard, str(poison))
+
+
+@dataclass(frozen=True)
+class Cohort:
+    """A round's local training: `start` w_t [d], and shards and generators of the clients."""
+
+    messages: Sequence[Message]
+    requests: list[RoundRequest]
+    clients: list[int]
+    start: Tensor
+    shards: list[Shard]
+    generators: list[np.random.Generator]
+
+
+def train_together(
+    grids: Sequence[EngineGrid], messages: Sequence[Sequence[Message]]
+) -> list[list[Message]]:
+    """Answer a round's train messages of each grid by one batch of local training.
+
+    Every grid's clients get what they would get alone, to rounding. The grids' runs must agree in
+    all that local training depends on but the seed: the first one's configuration rules.
+    """
+    config, model = grids[0].config, grids[0].problem.model
+    cohorts = [grid.cohort(sent) for grid, sent in zip(grids, messages, strict=True)]
+    requests = [request for cohort in cohorts for request in cohort.requests]
+    clients = [client for cohort in cohorts for client in cohort.clients]
+    local_lr = requests[0].local_lr
+    if len(cohorts) == 1:
+        # One vector serves all: a matrix of copies may not fit beside the clients' models.
+        starts = cohorts[0].start
+    else:
+        starts = torch.cat([cohort.start.expand(len(cohort.shards), -1) for cohort in cohorts])
+    params, losses = train_clients(
+        model,
+        starts,
+        [shard for cohort in cohorts for shard in cohort.shards],
+        local_training(config, requests, clients),
+        [generator for cohort in cohorts for generator in cohort.generators],
+    )
+    norms = iter(unclipped_norms(config, starts, params, local_lr))
+    params = bounded_models(config, starts, params, local_lr)
+    params = torch.cat(
+        [
+            noised_models(grid.config, own, cohort.requests[0], cohort.clients)
+            for grid, cohort, own in zip(
+                grids, cohorts, params.split([len(c.shards) for c in cohorts]), strict=True
+            )
+        ]
+    )
+    sizes = [len(cohort.shards) for cohort in cohorts]
+    return [
+        _replies(
+            config, cohort, model, own_params, own_losses, [next(norms) for _ in cohort.shards]
+        )
+        for cohort, own_params, own_losses in zip(
+            cohorts, params.split(sizes), losses.split(sizes), strict=True
+        )
+    ]
+
+
+def _replies(
+    config: RunConfig,
+    cohort: Cohort,
+    model: FlatModel,
+    params: Tensor,
+    losses: Tensor,
+    norms: list[float | None],
+) -> list[Message]:
+    silent = claims_privacy(config)
+    answers = trained_arrays(cohort.requests[0].arrays, model, params)
+    return [
+        train_reply(message, arrays, reported_count(config, shard), None if silent else loss, norm)
+        for message, arrays, shard, loss, norm in zip(
+            cohort.messages, answers, cohort.shards, losses.tolist(), norms, strict=True
+        )
+    ]
 
 
 def _client_of(message: Message) -> int:

@@ -21,8 +21,10 @@ from .dp_normfedavg import DPNormFedAvg
 from .enrolment import NotEnoughClients
 from .fat_clipping_pi import FatClippingPI
 from .fat_clipping_pr import FatClippingPR
+from .fed_langevin import FedLangevin
 from .frame import FederatedStrategy, FrameOptions
 from .gfedavg import GFedAvg
+from .langevin import Langevin, LangevinRate
 from .learning_rate import LocalRate
 from .ledger import Ledger
 from .model_clipping import ModelClipping
@@ -33,6 +35,7 @@ from .rage_local_sgd import Rage
 from .reports import Rejection, RoundReport
 from .schedules import ClippingSchedule, fat_clipping_schedule
 from .server_step import ServerStep
+from .shared_noise import shared_noise
 from .tail_index import tail_index
 from .update_clipping import ClipNorm
 
@@ -46,12 +49,15 @@ __all__ = [
     "DPNormFedAvg",
     "FatClippingPI",
     "FatClippingPR",
+    "FedLangevin",
     "FederatedStrategy",
     "Figure",
     "FixedParticipation",
     "FrameOptions",
     "FullParticipation",
     "GFedAvg",
+    "Langevin",
+    "LangevinRate",
     "Ledger",
     "LocalRate",
     "ModelClipping",
@@ -78,6 +84,7 @@ __all__ = [
     "multi_krum",
     "normalize",
     "rage",
+    "shared_noise",
     "spent",
     "tail_index",
     "trimmed_mean",

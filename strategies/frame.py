@@ -9,7 +9,7 @@ A system is a subclass that sets the aggregator or overrides `bound`, and nothin
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypedDict
 
@@ -23,7 +23,7 @@ from .aggregation import Aggregate
 from .aggregators import Aggregator, weighted_mean
 from .bounding import row_norms
 from .delivery import Delivery, attribute_replies, exchange
-from .enrolment import CLIENT_ID, ClientRegistry
+from .enrolment import CLIENT_ID, Client, ClientRegistry
 from .federated_evaluation import average_metrics
 from .global_model import GlobalModel
 from .inbox import screen_inbox
@@ -42,6 +42,8 @@ EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 SERVER_ROUND = "server-round"
 LOCAL_LR = "local-lr"
 NUM_INVITED = "num-invited"
+SAMPLE_EPSILON = "sample-epsilon"
+UPDATE_NORM = "update-norm"
 _RULE_STREAM = 0x4C3E
 
 
@@ -168,16 +170,6 @@ class FederatedStrategy(Strategy):
         """Accepted replies below which a round leaves the model as it was."""
         return max(1, self._min_replies)
 
-    def draw_cohort(self, clients: Sequence[int], server_round: int) -> list[int]:
-        """The round's cohort out of the `clients` that ever enrolled, ascending."""
-        generator = participation_generator(self._seed, server_round)
-        return self._participation.sample(clients, generator)
-
-    def round_config(self, cohort: Sequence[int]) -> dict[str, float]:
-        """What every client of the cohort is told beside the rate and the cohort's size."""
-        del cohort
-        return {}
-
     def rounds_allowed(self, num_rounds: int) -> int:
         """How many of the rounds wanted a run may have."""
         return num_rounds
@@ -190,6 +182,29 @@ class FederatedStrategy(Strategy):
     def confidential(self) -> bool:
         """Whether nothing of single clients or of the cohort may leave the server."""
         return False
+
+    def on_enrolment(self, clients: Sequence[Client]) -> None:
+        """Called with the enrolled clients before the first round."""
+
+    def draw_cohort(self, server_round: int) -> list[int]:
+        """Ids of the clients to invite, ascending, each once."""
+        generator = participation_generator(self._seed, server_round)
+        return self._participation.sample(self._registry.clients(), generator)
+
+    def client_config(self, client: int) -> Mapping[str, int | float]:  # noqa: ARG002
+        """What one client's round config holds beside everybody's."""
+        return {}
+
+    def weigh(self, contributions: Mapping[int, Contribution]) -> torch.Tensor:
+        """Weights [K], float64, sum 1. Declared counts cap what a client claims afterwards."""
+        if self._weighting == "uniform":
+            share = 1 / max(1, len(contributions))
+            return torch.full((len(contributions),), share, dtype=torch.float64)
+        counts = [
+            self._capped(client, contribution.num_examples)
+            for client, contribution in contributions.items()
+        ]
+        return torch.tensor(counts, dtype=torch.float64) / sum(counts)
 
     # A run.
 
@@ -288,6 +303,7 @@ class FederatedStrategy(Strategy):
 
     def _enrol_all(self, grid: Grid) -> None:
         self._registry.wait_for(grid, self._num_clients, self._min_replies, self._start_timeout)
+        self.on_enrolment([self._registry[client] for client in self._registry.clients()])
 
     def _send_round(
         self, server_round: int, config: ConfigRecord | None, grid: Grid, timeout: float | None
@@ -296,13 +312,20 @@ class FederatedStrategy(Strategy):
         began = time.monotonic()
         patience = min(self._start_timeout, timeout or self._start_timeout)
         self._registry.wait_for_any(grid, self._min_replies, patience)
-        cohort = self.draw_cohort(self._registry.clients(), server_round)
-        full = ConfigRecord({**(config or {}), **self.round_config(cohort)})
+        cohort = self.draw_cohort(server_round)
+        full = ConfigRecord(dict(config or {}))
         full[LOCAL_LR] = self._local_lr
         full[NUM_INVITED] = len(cohort)
         arrays = self._require_model().arrays()
         messages = [
-            self._message(client, arrays, full, server_round, MessageType.TRAIN, timeout)
+            self._message(
+                client,
+                arrays,
+                ConfigRecord({**full, **self.client_config(client)}),
+                server_round,
+                MessageType.TRAIN,
+                timeout,
+            )
             for client in cohort
         ]
         self._broadcast = _Broadcast(server_round, cohort, messages, began)
@@ -375,10 +398,12 @@ class FederatedStrategy(Strategy):
         for row, contribution in zip(updates, contributions.values(), strict=True):
             row.copy_(contribution.update)
         report.updates = updates
+        report.claimed_norms = _claimed(contributions, UPDATE_NORM)
+        report.sample_epsilons = _claimed(contributions, SAMPLE_EPSILON)
         report.norm_bound = self.norm_bound(self._local_lr)
         report.over_bound = self._over_bound(updates, model.current, report.accepted)
         try:
-            aggregate = self.combine(updates, self._weights(contributions), report)
+            aggregate = self.combine(updates, self.weigh(contributions), report)
             model.step(self._step, aggregate.vector, self._local_lr)
         except ValueError as error:
             report.skipped = f"the updates cannot be aggregated: {error}"
@@ -404,17 +429,6 @@ class FederatedStrategy(Strategy):
         rounding = self.roundings() * torch.finfo(model.dtype).eps * length
         limit = bound * (1 + 1e-5) + rounding
         return [c for c, norm in zip(clients, norms.tolist(), strict=True) if norm > limit]
-
-    def _weights(self, contributions: dict[int, Contribution]) -> torch.Tensor:
-        """Weights [K], float64, sum 1. Declared counts cap what a client claims afterwards."""
-        if self._weighting == "uniform":
-            share = 1 / max(1, len(contributions))
-            return torch.full((len(contributions),), share, dtype=torch.float64)
-        counts = [
-            self._capped(client, contribution.num_examples)
-            for client, contribution in contributions.items()
-        ]
-        return torch.tensor(counts, dtype=torch.float64) / sum(counts)
 
     def _capped(self, client: int, claimed: int | None) -> int:
         declared = self._registry[client].num_examples
@@ -499,6 +513,16 @@ def _log_losses(report: RoundReport) -> None:
         )
     if report.skipped:
         logger.warning("round %d left the model as it was: %s", report.server_round, report.skipped)
+
+
+def _claimed(contributions: Mapping[int, Contribution], metric: str) -> dict[int, float]:
+    """What clients say of themselves under a name, where it is a number from 0."""
+    claims = {c: contribution.metrics.get(metric) for c, contribution in contributions.items()}
+    return {
+        client: claim
+        for client, claim in claims.items()
+        if claim is not None and 0 <= claim < math.inf
+    }
 
 
 def rule_generator(seed: int, server_round: int) -> np.random.Generator:

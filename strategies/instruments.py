@@ -37,9 +37,9 @@ class UpdateMeasures:
     float64 [K], in degrees from 0 to 180, NaN where one of the two is zero or there is none.
     `variation`: the norms' coefficient of variation, their (population) standard deviation over
     their mean, NaN where that is 0. `clipping_factor`: the mean of c / max(c, ‖u_i‖), 1 where
-    nothing is clipped. `share_at_bound`: the share of the updates that are as long as the bound
-    (less a thousandth) or longer. Where the clients clip before they send, as honest ones of a
-    clipping algorithm do, the factor is 1 and this share tells how many of them clipped.
+    nothing is clipped, with the norm before the client's own clipping where it told of it.
+    `share_at_bound`: the share of the updates that arrived as long as the bound (less a
+    thousandth) or longer, clipped by whomever.
     """
 
     norms: Tensor
@@ -55,23 +55,27 @@ def measure_updates(
     local_lr: float,
     last_update: Tensor | None = None,
     bound: float = math.inf,
+    claimed_norms: Tensor | None = None,
 ) -> UpdateMeasures:
     """Measures of `updates` u [K, d] (float32 or float64, gradient units, before bounding).
 
     `local_lr` is η_l; `last_update` [d] the last round's aggregate, with the sign of the u_i (in
-    any unit); `bound` c in gradient units, infinity where nothing is clipped. O(K d) time; memory
+    any unit); `bound` c in gradient units, infinity where nothing is clipped; `claimed_norms`
+    float64 [K] what the clients say ‖u_i‖ was before they clipped it themselves, NaN where they
+    say nothing (a claim counts where it is longer than what arrived). O(K d) time; memory
     of one block. Raises ValueError for updates that are not float [K, d] with K >= 1.
     """
     if updates.ndim != 2 or len(updates) == 0:
         raise ValueError(f"updates must have the shape [K, d], K >= 1: got {list(updates.shape)}")
     norms = row_norms(updates)
+    unclipped = norms if claimed_norms is None else torch.fmax(norms, claimed_norms)
     mean = float(norms.mean())
     return UpdateMeasures(
         norms=norms,
         parameter_norms=norms * local_lr,
         angles=_angles(updates, norms, last_update),
         variation=float(norms.std(correction=0)) / mean if mean > 0 else math.nan,
-        clipping_factor=_mean_clipping_factor(norms, bound),
+        clipping_factor=_mean_clipping_factor(unclipped, bound),
         share_at_bound=float((norms >= bound * _AT_BOUND).double().mean()),
     )
 

@@ -25,8 +25,10 @@ class RoundReport:
     longer than `norm_bound`, the longest that the algorithm allows, in gradient units. `aggregate`
     [d] is what the rule made of the bounded updates (None: the round was skipped). `skipped` says
     why the model was left as it was (None: it was updated). `metrics` are the evaluation's, empty
-    in rounds without. `confidential`: a privacy claim covers the model and the metrics alone; all
-    the rest is for the operator's eyes.
+    in rounds without. `claimed_norms` is what clients that clip say ‖u_i‖ was before they did, in
+    gradient units: instruments may show it, nothing may rely on it. `sample_epsilons` is what
+    clients with local DP-SGD say that one of their examples has spent. `confidential`: a privacy
+    claim covers the model and the metrics alone; all the rest is for the operator's eyes.
     """
 
     server_round: int
@@ -40,12 +42,14 @@ class RoundReport:
     filtered: list[int] = field(default_factory=list)
     over_bound: list[int] = field(default_factory=list)
     norm_bound: float = math.inf
+    claimed_norms: dict[int, float] = field(default_factory=dict)
     aggregate: torch.Tensor | None = None
     skipped: str | None = None
     iterations: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
     evaluated_by: str | None = None
     seconds: dict[str, float] = field(default_factory=dict)
+    sample_epsilons: dict[int, float] = field(default_factory=dict)
     confidential: bool = False
 
     def metric_record(self) -> MetricRecord:

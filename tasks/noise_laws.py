@@ -1,18 +1,15 @@
 """Laws of the noise in stochastic gradients, from light to fat tails."""
 
-from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 
 NOISE_LAWS = ("gaussian", "cauchy", "stable", "student-t")
 
-# Draws independent samples of the shape: float64, symmetric about 0, infinite where the law's
-# size leaves float64.
-NoiseLaw = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]
 
-
-def noise_law(name: str, alpha: float = 2.0, dof: float = 1.0, scale: float = 1.0) -> NoiseLaw:
-    """``scale`` times a standard draw of the law:
+@dataclass(frozen=True)
+class NoiseLaw:
+    """``scale`` times a standard draw, symmetric about 0, of the law ``name``:
 
     * ``gaussian``: N(0, 1).
     * ``cauchy``: density 1 / (π (1 + x²)); stable with α = 1.
@@ -22,22 +19,35 @@ def noise_law(name: str, alpha: float = 2.0, dof: float = 1.0, scale: float = 1.
 
     Raises ValueError for another name or a number out of range.
     """
-    if name not in NOISE_LAWS:
-        raise ValueError(f"noise-law is {name!r}: allowed are {', '.join(NOISE_LAWS)}")
-    if not 0 <= scale < np.inf:
-        raise ValueError(f"noise-scale is {scale}: it must be 0 or more, and finite")
-    if name == "stable" and not 0 < alpha <= 2:
-        raise ValueError(f"noise-alpha is {alpha}: it must be above 0 and at most 2")
-    if name == "student-t" and not 0 < dof < np.inf:
-        raise ValueError(f"noise-dof is {dof}: it must be above 0 and finite")
-    draws: dict[str, NoiseLaw] = {
-        "gaussian": lambda generator, shape: generator.standard_normal(shape),
-        "cauchy": lambda generator, shape: generator.standard_cauchy(shape),
-        "stable": lambda generator, shape: symmetric_stable(generator, alpha, shape),
-        "student-t": lambda generator, shape: generator.standard_t(dof, shape),
-    }
-    draw = draws[name]
-    return draw if scale == 1 else lambda generator, shape: scale * draw(generator, shape)
+
+    name: str
+    alpha: float = 2.0
+    dof: float = 1.0
+    scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.name not in NOISE_LAWS:
+            raise ValueError(f"noise-law is {self.name!r}: allowed are {', '.join(NOISE_LAWS)}")
+        if not 0 <= self.scale < np.inf:
+            raise ValueError(f"noise-scale is {self.scale}: it must be 0 or more, and finite")
+        if self.name == "stable" and not 0 < self.alpha <= 2:
+            raise ValueError(f"noise-alpha is {self.alpha}: it must be above 0 and at most 2")
+        if self.name == "student-t" and not 0 < self.dof < np.inf:
+            raise ValueError(f"noise-dof is {self.dof}: it must be above 0 and finite")
+
+    def draw(self, generator: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+        """Independent samples, float64; infinite where the law's size leaves float64."""
+        sample = self._standard(generator, shape)
+        return sample if self.scale == 1 else np.multiply(sample, self.scale, out=sample)
+
+    def _standard(self, generator: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+        if self.name == "gaussian":
+            return generator.standard_normal(shape)
+        if self.name == "cauchy":
+            return generator.standard_cauchy(shape)
+        if self.name == "student-t":
+            return generator.standard_t(self.dof, shape)
+        return symmetric_stable(generator, self.alpha, shape)
 
 
 def symmetric_stable(

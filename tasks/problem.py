@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from tasks import labelled, least_squares, quadratic_noise, shakespeare
+from tasks import bayes_linear, labelled, least_squares, quadratic_noise, shakespeare
 from tasks.flat_model import FlatModel
 from tasks.shards import ExampleShard, Shard, with_flipped_labels
 from tasks.task import ProblemConfig, Task, torch_dtype
@@ -15,6 +15,7 @@ _LOADERS: dict[str, Callable[[ProblemConfig], Task]] = {
     "shakespeare": shakespeare.load,
     "quadratic-noise": quadratic_noise.load,
     "least-squares": least_squares.load,
+    "bayes-linear": bayes_linear.load,
 }
 TASK_NAMES = tuple(_LOADERS)
 

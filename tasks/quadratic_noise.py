@@ -1,6 +1,6 @@
 """f(x, ξ) = ½‖x‖² + ⟨ξ, x⟩ with noise ξ of any tail: FAT-Clipping's synthetic problem."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from tasks.flat_model import FlatModel
-from tasks.noise_laws import NoiseLaw, noise_law
+from tasks.noise_laws import NoiseLaw
 from tasks.shards import ENDLESS
 from tasks.task import ProblemConfig, leave_alone, torch_dtype
 
@@ -36,6 +36,7 @@ class NoisyQuadratic(nn.Module):
         return losses, gradients
 
 
+@dataclass(frozen=True)
 class NoiseShard:
     """An endless supply of noise: every batch is drawn anew from the client's generator.
 
@@ -43,14 +44,16 @@ class NoiseShard:
     stays a number.
     """
 
+    law: NoiseLaw
+    dimension: int
+    dtype: torch.dtype
+
     num_examples = ENDLESS
 
-    def __init__(self, law: NoiseLaw, dimension: int, dtype: torch.dtype) -> None:
-        self._law = law
-        self._dimension = dimension
-        self._dtype = dtype
-        self._largest = torch.finfo(dtype).max
-        self.example = torch.zeros(dimension, dtype=dtype), torch.zeros((), dtype=torch.int64)
+    @property
+    def example(self) -> tuple[Tensor, Tensor]:
+        """Zeros [d] and 0; see Shard."""
+        return torch.zeros(self.dimension, dtype=self.dtype), torch.zeros((), dtype=torch.int64)
 
     def batch(self, generator: np.random.Generator, size: int) -> tuple[Tensor, Tensor]:
         """Noise ξ [size, d], and labels that mean nothing int64 [size]; see Shard."""
@@ -59,13 +62,21 @@ class NoiseShard:
     def batches(
         self, generator: np.random.Generator, size: int, steps: int
     ) -> Iterable[tuple[Tensor, Tensor]]:
-        """``steps`` batches, drawn all at once: one by one would take most of a round's time."""
-        noise = self._law(generator, (steps, size, self._dimension))
-        np.minimum(noise, self._largest, out=noise)
-        np.maximum(noise, -self._largest, out=noise)
-        batches = torch.from_numpy(noise).to(self._dtype).unbind()
-        labels = self.example[1].expand(size)
-        return [(batch, labels) for batch in batches]
+        """``steps`` batches, drawn all at once; see Shard."""
+        return ((x[0], y[0]) for x, y in self.joint_batches([generator], size, steps))
+
+    def joint_batches(
+        self, generators: Sequence[np.random.Generator], size: int, steps: int
+    ) -> Iterable[tuple[Tensor, Tensor]]:
+        """The batches of many clients; see tasks.shards.JointShard. Client by client and step by
+        step, the draws would take most of a round's time."""
+        shape = (steps, size, self.dimension)
+        noise = np.stack([self.law.draw(generator, shape) for generator in generators], axis=1)
+        largest = torch.finfo(self.dtype).max
+        np.minimum(noise, largest, out=noise)
+        np.maximum(noise, -largest, out=noise)
+        labels = torch.zeros(len(generators), size, dtype=torch.int64)
+        return ((x, labels) for x in torch.from_numpy(noise).to(self.dtype).unbind())
 
 
 @dataclass(frozen=True)
@@ -113,7 +124,7 @@ def load(config: ProblemConfig) -> QuadraticNoise:
             "it must be at least 1"
         )
     return QuadraticNoise(
-        noise_law(config.noise_law, config.noise_alpha, config.noise_dof, config.noise_scale),
+        NoiseLaw(config.noise_law, config.noise_alpha, config.noise_dof, config.noise_scale),
         config.problem_dimension,
         config.initial_point,
         torch_dtype(config),

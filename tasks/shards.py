@@ -1,6 +1,6 @@
 """A client's examples, and how a batch of them is drawn."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -34,6 +34,16 @@ class Shard(Protocol):
         self, generator: np.random.Generator, size: int, steps: int
     ) -> Iterable[tuple[Tensor, Tensor]]:
         """The batches of ``steps`` steps in a row, each as ``batch`` gives it."""
+
+
+class JointShard(Shard, Protocol):
+    """A shard that can draw for many clients at once, where all their shards are equal."""
+
+    def joint_batches(
+        self, generators: Sequence[np.random.Generator], size: int, steps: int
+    ) -> Iterable[tuple[Tensor, Tensor]]:
+        """Inputs [B, b, ...] and labels [B, b, ...] of ``steps`` steps: for each of B generators
+        what ``batches`` gives."""
 
 
 class ExampleShard:

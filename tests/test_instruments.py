@@ -9,7 +9,10 @@ import numpy as np
 import pytest
 import torch
 from digits_runs import run
+from rich.console import Console
 
+from launch.recipes import recipe_config
+from launch.simulate import simulate
 from server_app.config import RunConfig
 from server_app.instrument_plots import plot_instruments
 from server_app.instruments import Instruments
@@ -201,10 +204,15 @@ def test_a_runs_lines_hold_what_its_reports_say(tmp_path: Path) -> None:
             str(i): None if last is None else pytest.approx(naive_angle(u[i], last), rel=1e-5)
             for i in range(22)
         }
-        # The honest have clipped already: only the liars' 50-fold averages are clipped here.
-        factors = [3.0 / max(3.0, norms[i]) for i in range(22)]
+        # The honest have clipped already, and tell what their norm was.
+        told = seen.claimed_norms
+        assert set(told) == set(range(22))
+        assert measured["norm_gradient_before_clipping"] == {
+            str(i): pytest.approx(told[i], rel=1e-5) for i in range(22)
+        }
+        factors = [3.0 / max(3.0, norms[i], told[i]) for i in range(22)]
         assert measured["mean_clipping_factor"] == pytest.approx(np.mean(factors), rel=1e-5)
-        assert 20 / 22 < measured["mean_clipping_factor"] < 21 / 22
+        assert measured["mean_clipping_factor"] < 20 / 22
         assert measured["bound_gradient"] == 3.0
         assert measured["bound_parameter"] == pytest.approx(3.0 * entry["local_lr"], rel=1e-5)
         assert measured["tail_index"] > 0
@@ -309,3 +317,43 @@ def test_lines_are_json_whatever_the_updates_hold(tmp_path: Path) -> None:
 
 def test_nothing_to_plot(tmp_path: Path) -> None:
     assert plot_instruments(tmp_path) == []
+
+
+def test_the_clipping_factor_counts_what_clients_clipped_themselves() -> None:
+    arrived = torch.tensor([[3.0, 4.0], [3.0, 4.0], [0.6, 0.8], [30.0, 40.0]])  # 5, 5, 1 and 50
+    claimed = torch.tensor([20.0, float("nan"), 1.0, 2.0], dtype=torch.float64)
+    found = measure_updates(arrived, 1.0, bound=5.0, claimed_norms=claimed)
+    # A claim below what arrived (the last one's) is a lie that does not count.
+    assert found.clipping_factor == pytest.approx((5 / 20 + 1 + 1 + 5 / 50) / 4)
+    assert found.norms.tolist() == pytest.approx([5, 5, 1, 50])
+
+
+@pytest.mark.parametrize("algorithm", ["fat-clipping-pr", "ce-fedavg"])
+def test_honest_clients_tell_their_norm_before_clipping(
+    repository: Path, tmp_path: Path, algorithm: str
+) -> None:
+    """The first round's updates do not depend on the threshold: an unclipped run has the norms."""
+    first = {}
+    for name, extra in (
+        ("clipped", {"algorithm": algorithm, "clip-norm": 0.05, "clip-units": "gradient"}),
+        ("unclipped", {"algorithm": "gfedavg"}),
+    ):
+        options = {
+            "aggregator": "mean",
+            "attack": "none",
+            "num-byzantine": 0,
+            "num-clients": 5,
+            "num-server-rounds": 1,
+            "output-dir": str(tmp_path / name),
+            **extra,
+        }
+        config = recipe_config(repository / "recipes" / "demo.toml", (), options)
+        simulate(config, Console(quiet=True))
+        first[name] = read_metrics(tmp_path / name)[1]["instruments"]
+    norms = first["unclipped"]["norm_gradient"]
+    told = first["clipped"]["norm_gradient_before_clipping"]
+    assert told == pytest.approx(norms, rel=1e-5)
+    factors = [0.05 / max(0.05, norm) for norm in norms.values()]
+    assert first["clipped"]["mean_clipping_factor"] == pytest.approx(np.mean(factors), rel=1e-4)
+    assert first["clipped"]["mean_clipping_factor"] < 0.5
+    assert "norm_gradient_before_clipping" not in first["unclipped"]

@@ -1,0 +1,50 @@
+"""`blackthorn diagnose`: whether chains of posterior samples have mixed, and agree."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from rich.console import Console
+
+from launch.posterior_lines import diagnosis_table
+from server_app.config import ConfigError
+from server_app.posterior_diagnostics import Diagnosis, collect_traces, diagnose
+from server_app.posterior_plots import plot_autocorrelation, plot_traces
+from server_app.prediction import load_run
+
+# What may differ between chains of one posterior.
+_OF_THE_CHAIN = ("output_dir", "langevin_seed", "num_server_rounds", "burn_in", "max_samples")
+
+
+def diagnose_runs(runs: Sequence[Path], console: Console) -> list[Diagnosis]:
+    """Effective sample size and split-R̂ over the samples of several runs, one chain each.
+
+    The plots go to the first run's folder. Raises ConfigError with one line, also where the runs
+    sample different posteriors.
+    """
+    config, problem = load_run(runs[0])
+    for run in runs[1:]:
+        other, _ = load_run(run)
+        for key in type(config).model_fields:
+            if key not in _OF_THE_CHAIN and getattr(other, key) != getattr(config, key):
+                raise ConfigError(
+                    f"{run} is another posterior's chain than {runs[0]}: "
+                    f"{key.replace('_', '-')} = {getattr(other, key)}"
+                )
+    try:
+        traces = collect_traces(runs, problem)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    found = diagnose(traces)
+    chains, draws = traces.values.shape[:2]
+    lines = [
+        f"{chains} chains of {draws} samples",
+        "",
+        *diagnosis_table([asdict(d) for d in found]),
+    ]
+    if draws > 1:
+        plots = runs[0] / "plots"
+        lines += ["", str(plot_traces(traces, plots / "trace.png"))]
+        lines.append(str(plot_autocorrelation(traces, plots / "autocorrelation.png")))
+    console.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
+    return found

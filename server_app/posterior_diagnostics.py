@@ -1,0 +1,124 @@
+"""How well a chain of posterior samples has mixed: effective sample size and split-R̂."""
+
+import math
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from server_app.posterior_store import StoredSample, read_samples
+from tasks.labelled import LabelledTask
+from tasks.problem import Problem
+
+NUM_COORDINATES = 8
+NUM_PREDICTIONS = 8
+_STREAM = 0xD1A6
+_FEWEST = 8  # two halves of four draws, the fewest that the estimators take
+
+
+@dataclass(frozen=True)
+class Traces:
+    """Scalars followed along the chains: `values` [chains, draws, q] float64, one name each."""
+
+    names: list[str]
+    values: np.ndarray
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """Of one scalar: posterior mean and deviation, effective sample size (of bulk), split-R̂.
+
+    The last two are NaN where there are fewer than 8 draws a chain, or a scalar never moves.
+    """
+
+    name: str
+    mean: float
+    deviation: float
+    ess: float
+    rhat: float
+
+
+def collect_traces(runs: Sequence[Path], problem: Problem) -> Traces:
+    """Up to 8 coordinates of θ, drawn by the seed, and up to 8 predictions, over stored samples.
+
+    A prediction is the probability of an example's own class, for examples spread evenly over the
+    test set; without classes, the first client's outputs. Every run is a chain; all are cut to
+    the shortest. Raises ValueError where a run has no samples.
+    """
+    dimension = problem.model.dimension
+    sequence = np.random.SeedSequence([problem.config.seed, _STREAM])
+    generator = np.random.Generator(np.random.Philox(sequence))
+    chosen = generator.choice(dimension, min(NUM_COORDINATES, dimension), replace=False)
+    coordinates = torch.from_numpy(np.sort(chosen))
+    probe = _probe(problem)
+    chains = []
+    for run in runs:
+        rows = [_scalars(problem, sample, coordinates, probe) for sample in read_samples(run)]
+        if not rows:
+            raise ValueError(f"{run} has no posterior samples")
+        chains.append(np.stack(rows))
+    draws = min(map(len, chains))
+    names = [f"theta-{int(i)}" for i in coordinates]
+    names += [f"prediction-{i}" for i in range(0 if probe is None else len(probe[0]))]
+    return Traces(names, np.stack([chain[:draws] for chain in chains]))
+
+
+def diagnose(traces: Traces) -> list[Diagnosis]:
+    """Effective sample size and split-R̂ of every scalar, by ArviZ (Vehtari et al., 2021)."""
+    arviz = import_arviz()
+    draws = traces.values.shape[1]
+    found = []
+    for name, values in zip(traces.names, np.moveaxis(traces.values, 2, 0), strict=True):
+        ess = rhat = math.nan
+        if draws >= _FEWEST and values.std() > 0:
+            ess = float(arviz.ess(values, method="bulk"))
+            # Each half is a chain of its own; ArviZ itself would refuse a single chain.
+            halves = np.concatenate([values[:, : draws // 2], values[:, draws - draws // 2 :]])
+            rhat = float(arviz.rhat(halves, method="identity"))
+        found.append(Diagnosis(name, float(values.mean()), float(values.std()), ess, rhat))
+    return found
+
+
+def import_arviz() -> ModuleType:
+    """ArviZ, which takes seconds to import and announces its next version while it does."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"\s*ArviZ is undergoing", category=FutureWarning)
+        import arviz
+    return arviz
+
+
+def _probe(problem: Problem) -> tuple[Tensor, Tensor] | None:
+    """Inputs and targets of the predictions that are followed; None where there are no data."""
+    task = problem.task
+    if isinstance(task, LabelledTask) and task.test is not None:
+        rows = np.linspace(0, len(task.test) - 1, NUM_PREDICTIONS).astype(int)
+        examples = task.test.select(np.unique(rows))
+        return examples.x, examples.y
+    if task.on_nodes:
+        return None
+    x, y = problem.shards()[0].batch(np.random.default_rng(0), 0)
+    return x[:NUM_PREDICTIONS], y[:NUM_PREDICTIONS]
+
+
+def _scalars(
+    problem: Problem,
+    sample: StoredSample,
+    coordinates: Tensor,
+    probe: tuple[Tensor, Tensor] | None,
+) -> np.ndarray:
+    state = {name: torch.from_numpy(value) for name, value in sample.state.items()}
+    params = problem.model.flatten(state)
+    parts = [params[coordinates].double()]
+    if probe is not None:
+        x, y = probe
+        with torch.no_grad():
+            outputs = problem.model.outputs(params, x).double()
+        if problem.task.num_classes:
+            outputs = torch.softmax(outputs, dim=1)[torch.arange(len(y)), y]
+        parts.append(outputs.reshape(len(y), -1)[:, 0])
+    return torch.cat(parts).numpy()

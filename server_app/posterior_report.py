@@ -1,0 +1,96 @@
+"""What a run says of its posterior samples when it ends."""
+
+import json
+import math
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from server_app.calibration import calibration
+from server_app.config import RunConfig
+from server_app.posterior_diagnostics import Diagnosis, collect_traces, diagnose
+from server_app.posterior_plots import plot_autocorrelation, plot_reliability, plot_traces
+from server_app.posterior_store import FOLDER, read_samples, sample_rounds
+from server_app.prediction import predict_with
+from server_app.run_folder import write_atomically
+from strategies.wasserstein import gaussian_distance
+from tasks.bayes_linear import BayesLinear
+from tasks.labelled import LabelledTask
+from tasks.problem import Problem
+
+
+def report_posterior(run: Path, config: RunConfig, problem: Problem) -> dict[str, Any]:
+    """Diagnostics, plots and figures of a run's samples; the result is for summary.json.
+
+    Writes posterior/diagnostics.json and plots/{trace,autocorrelation,reliability}.png.
+    `w2` where the posterior is known, `posterior` and `point` where there is a test set.
+    """
+    rounds = sample_rounds(run)
+    found: dict[str, Any] = {"samples": len(rounds)}
+    if not rounds:
+        return found
+    found.update(_mixing(run, problem))
+    if isinstance(problem.task, BayesLinear) and len(rounds) > 1:
+        found["w2"] = distance_to_posterior(run, config, problem, problem.task)
+    if isinstance(problem.task, LabelledTask) and problem.task.test is not None:
+        found.update(_calibration(run, config, problem, problem.task))
+    return found
+
+
+def distance_to_posterior(
+    run: Path, config: RunConfig, problem: Problem, task: BayesLinear
+) -> float:
+    """W2 between the Gaussian with the stored samples' moments and the exact posterior."""
+    exact = task.posterior(config.prior_precision, config.temperature)
+    samples = torch.stack(
+        [
+            problem.model.flatten({k: torch.from_numpy(v) for k, v in sample.state.items()})
+            for sample in read_samples(run)
+        ]
+    ).double()
+    # atleast_2d: in one dimension the covariance is a number.
+    covariance = torch.atleast_2d(torch.cov(samples.T))
+    return gaussian_distance(samples.mean(dim=0), covariance, exact.mean, exact.covariance)
+
+
+def _mixing(run: Path, problem: Problem) -> dict[str, Any]:
+    traces = collect_traces([run], problem)
+    diagnoses = diagnose(traces)
+    rows = [{k: _number(v) for k, v in asdict(d).items()} for d in diagnoses]
+    text = json.dumps(rows, indent=2) + "\n"
+    write_atomically(run / FOLDER / "diagnostics.json", text.encode())
+    if traces.values.shape[1] > 1:
+        plot_traces(traces, run / "plots" / "trace.png")
+        plot_autocorrelation(traces, run / "plots" / "autocorrelation.png")
+    return worst(diagnoses)
+
+
+def worst(diagnoses: list[Diagnosis]) -> dict[str, float | None]:
+    """Smallest effective sample size and largest split-R̂ over all scalars."""
+    ess = [d.ess for d in diagnoses if math.isfinite(d.ess)]
+    rhat = [d.rhat for d in diagnoses if math.isfinite(d.rhat)]
+    return {"ess_min": min(ess, default=None), "rhat_max": max(rhat, default=None)}
+
+
+def _calibration(
+    run: Path, config: RunConfig, problem: Problem, task: LabelledTask
+) -> dict[str, Any]:
+    assert task.test is not None
+    predictions = predict_with(run, config, problem, task.test.x)
+    y = task.test.y.numpy()
+    posterior, point = (calibration(p, y) for p in (predictions.probabilities, predictions.point))
+    plot_reliability(
+        {"posterior": posterior, "point estimate": point}, run / "plots" / "reliability.png"
+    )
+    information = float(np.mean(predictions.mutual_information))
+    return {
+        "posterior": {**posterior.figures(), "mutual_information": information},
+        "point": point.figures(),
+    }
+
+
+def _number(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,129 @@
+"""Predictions from a run's posterior samples, with the point estimate beside them."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.numpy import load_file
+from torch import Tensor
+
+from server_app.config import ConfigError, RunConfig, make_config, read_recipe
+from server_app.posterior_store import read_samples
+from tasks.flat_model import FlatModel
+from tasks.labelled import LabelledTask
+from tasks.problem import Problem, load_problem
+
+_BATCH = 4096
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """Of n examples and C classes, float64, entropies in nats.
+
+    `probabilities` [n, C]: (1/S) Σ_s p(y | x, θ_s) over the S = `num_samples` stored samples.
+    `entropy` [n]: that of `probabilities`, all the uncertainty. `mutual_information` [n]: entropy
+    minus the mean entropy of the samples, the part that more data could remove. `point` [n, C]:
+    the final model's probabilities, `point_entropy` [n] theirs.
+    """
+
+    probabilities: np.ndarray
+    entropy: np.ndarray
+    mutual_information: np.ndarray
+    point: np.ndarray
+    num_samples: int
+
+    @property
+    def point_entropy(self) -> np.ndarray:
+        """Entropy [n] of the point estimate's probabilities."""
+        return entropy(self.point)
+
+
+def entropy(probabilities: np.ndarray) -> np.ndarray:
+    """−Σ_c p_c ln p_c [n] of probabilities [n, C]; 0 ln 0 = 0."""
+    logs = np.log(probabilities, out=np.zeros_like(probabilities), where=probabilities > 0)
+    return -(probabilities * logs).sum(axis=1)
+
+
+def predict(run: Path, x: np.ndarray | Tensor) -> Predictions:
+    """Class probabilities for inputs x [n, *input_shape] by a run's posterior samples.
+
+    Floating inputs are taken as they are, uint8 is scaled from 0..255 to [0, 1].
+    Raises ConfigError for a folder without a run or without samples, a task without classes, or
+    inputs of another shape.
+    """
+    config, problem = load_run(run)
+    return predict_with(run, config, problem, x)
+
+
+def load_run(run: Path) -> tuple[RunConfig, Problem]:
+    """Configuration and learning problem of a run folder. Raises ConfigError with one line."""
+    path = run / "config.toml"
+    if not path.exists():
+        raise ConfigError(f"{run} is not a run folder: it has no config.toml")
+    config = make_config(read_recipe(path))
+    try:
+        return config, load_problem(config)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
+def predict_with(
+    run: Path, config: RunConfig, problem: Problem, x: np.ndarray | Tensor
+) -> Predictions:
+    """`predict` for a run that is loaded already."""
+    inputs = _checked_inputs(problem, x)
+    model = problem.model
+    total = np.zeros((len(inputs), problem.task.num_classes))
+    total_entropy, samples = np.zeros(len(inputs)), 0
+    for sample in read_samples(run):
+        probabilities = class_probabilities(model, sample.state, inputs)
+        total += probabilities
+        total_entropy += entropy(probabilities)
+        samples += 1
+    if samples == 0:
+        raise ConfigError(f"{run} has no posterior samples: algorithm = {config.algorithm}")
+    mean = total / samples
+    of_the_mean = entropy(mean)
+    return Predictions(
+        mean,
+        of_the_mean,
+        # It is never negative, but for rounding.
+        np.maximum(of_the_mean - total_entropy / samples, 0.0),
+        class_probabilities(model, _final_state(run), inputs),
+        samples,
+    )
+
+
+def class_probabilities(
+    model: FlatModel, state: dict[str, np.ndarray], inputs: Tensor
+) -> np.ndarray:
+    """softmax of the model's outputs [n, C], float64, at the parameters of a state_dict."""
+    params = model.flatten({name: torch.from_numpy(value) for name, value in state.items()})
+    with torch.no_grad():
+        logits = torch.cat([model.outputs(params, x) for x in inputs.split(_BATCH)])
+    return torch.softmax(logits.double(), dim=1).numpy()
+
+
+def _checked_inputs(problem: Problem, x: np.ndarray | Tensor) -> Tensor:
+    task = problem.task
+    if not isinstance(task, LabelledTask):
+        raise ConfigError(f"task {task.name} has no classes to predict")
+    inputs = torch.as_tensor(x)
+    if inputs.ndim == 0 or tuple(inputs.shape[1:]) != task.input_shape or len(inputs) == 0:
+        shape = ", ".join(map(str, task.input_shape))
+        raise ConfigError(f"x has shape {tuple(inputs.shape)}: allowed is (n, {shape}), n >= 1")
+    if inputs.dtype == torch.uint8:
+        return inputs.float() / 255
+    if task.name != "shakespeare" and not inputs.is_floating_point():
+        raise ConfigError(f"x has dtype {inputs.dtype}: allowed are uint8 and floating")
+    return inputs
+
+
+def _final_state(run: Path) -> dict[str, np.ndarray]:
+    path = run / "checkpoints" / "final.safetensors"
+    if path.exists():
+        return load_file(path)
+    # A run that was cut off: its last sample is the last model it left.
+    *_, last = read_samples(run)
+    return last.state

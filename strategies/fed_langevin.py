@@ -1,0 +1,108 @@
+"""Federated averaging Langevin dynamics, FA-LD, on the server (Deng et al., Algorithms 1-6)."""
+
+import secrets
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Literal, Unpack
+
+import torch
+
+from .enrolment import Client
+from .frame import FederatedStrategy, FrameOptions
+from .langevin import LangevinRate, average_weights, require_balance, shares
+from .participation import participation_generator
+from .screening import Contribution
+from .shared_noise import MAX_SHARED_SEED
+
+Scheme = Literal["full", "with-replacement", "without-replacement"]
+
+SHARE = "share"
+TOTAL_EXAMPLES = "total-examples"
+SHARED_SEED = "shared-seed"
+
+
+class FedLangevin(FederatedStrategy):
+    """θ ← average of the clients' θ^c after K Langevin steps each; every θ is a step of the chain.
+
+    `scheme`: "full", θ = Σ p_c θ^c; "with-replacement" (scheme I), `draws` clients drawn with
+    probabilities p_c, each counted as often as it was drawn; "without-replacement" (scheme II),
+    `draws` clients drawn uniformly, which needs balanced data.
+
+    The population, and with it the posterior, is who has enrolled when the first round begins:
+    p_c = n_c/n from the counts declared then, which nothing a client says later can change. A
+    client that enrols after that is not asked. Every client is told its p_c, n, and the seed of
+    the shared noise (from the operating system unless `shared_seed` is given).
+
+    `step_size`: η, or a LangevinRate that decays. The other options are those of FrameOptions, but
+    for `participation` and `weighting`, which the scheme sets, and `server_step`, which is 1.
+    Raises ValueError for a wrong scheme or number of draws; `start` does for unbalanced data.
+    """
+
+    def __init__(
+        self,
+        step_size: float | LangevinRate,
+        *,
+        scheme: Scheme = "full",
+        draws: int = 0,
+        shared_seed: int | None = None,
+        **frame: Unpack[FrameOptions],
+    ) -> None:
+        for option in ("participation", "weighting", "server_step", "local_rate"):
+            if option in frame:
+                raise ValueError(f"{option} is not an option of FedLangevin: its scheme sets it")
+        if scheme not in ("full", "with-replacement", "without-replacement"):
+            raise ValueError(
+                f"scheme = {scheme!r} is not allowed: full, with-replacement, without-replacement"
+            )
+        if scheme != "full" and draws < 1:
+            raise ValueError(f"draws = {draws} is not allowed with {scheme}: at least 1")
+        if frame.setdefault("identity", "query") != "query":
+            raise ValueError("identity = 'node' is not allowed: clients must declare their counts")
+        frame["local_rate"] = (
+            step_size if isinstance(step_size, LangevinRate) else LangevinRate(step_size)
+        )
+        super().__init__(**frame)
+        self._scheme = scheme
+        self._draws = draws
+        self._shared_seed = (
+            secrets.randbelow(MAX_SHARED_SEED) if shared_seed is None else shared_seed
+        )
+        self._shares: dict[int, float] = {}
+        self._total = 0
+        self._multiplicity: Mapping[int, float] = {}
+
+    def on_enrolment(self, clients: Sequence[Client]) -> None:
+        """Fix the population and its shares p_c."""
+        counts = {client.client_id: client.num_examples or 1 for client in clients}
+        self._shares, self._total = shares(counts), sum(counts.values())
+        if self._scheme == "without-replacement":
+            require_balance(self._shares)
+
+    def draw_cohort(self, server_round: int) -> list[int]:
+        """The round's clients, ascending, each once; how often it counts is kept."""
+        known = sorted(self._shares)
+        if self._scheme == "full":
+            self._multiplicity = self._shares
+            return known
+        generator = participation_generator(self._seed, server_round)
+        # Positions are drawn, not ids: NumPy would turn ids of 64 bits into floats.
+        if self._scheme == "with-replacement":
+            p = [self._shares[client] for client in known]
+            drawn = generator.choice(len(known), self._draws, replace=True, p=p)
+        else:
+            size = min(self._draws, len(known))
+            drawn = generator.choice(len(known), size, replace=False)
+        self._multiplicity = Counter(known[i] for i in drawn)
+        return sorted(self._multiplicity)
+
+    def client_config(self, client: int) -> dict[str, int | float]:
+        """p_c, n and the shared seed, for the client's local steps."""
+        return {
+            SHARE: self._shares[client],
+            TOTAL_EXAMPLES: self._total,
+            SHARED_SEED: self._shared_seed,
+        }
+
+    def weigh(self, contributions: Mapping[int, Contribution]) -> torch.Tensor:
+        """By p_c or multiplicity; what a reply says of its number of examples plays no part."""
+        return average_weights(contributions, self._multiplicity)

@@ -1,0 +1,68 @@
+"""Arrays in Flower's form: byte for byte what Flower writes, and back."""
+
+import io
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord
+
+from strategies.array_codec import decode, encode, encode_state, read_header
+
+VALUES = [
+    np.arange(6, dtype=np.float32).reshape(2, 3),
+    np.array(7, dtype=np.int64),
+    np.zeros((0, 4)),
+    np.arange(24, dtype=np.float64).reshape(2, 3, 4)[:, ::2, 1:],
+    np.asfortranarray(np.arange(6, dtype=np.int32).reshape(2, 3)),
+    np.array([True, False]),
+]
+
+
+@pytest.mark.parametrize("value", VALUES, ids=lambda value: f"{value.dtype}-{value.shape}")
+def test_it_is_flower_s_own_array(value: np.ndarray) -> None:
+    array = encode(value)
+    flower = Array(np.ascontiguousarray(value).reshape(value.shape))
+    assert array == flower
+    assert array.data == flower.data
+    back = decode(Array(value))
+    np.testing.assert_array_equal(back, value)
+    assert back.dtype == value.dtype
+    back.fill(1)  # writable, and nobody else's
+    np.testing.assert_array_equal(Array(value).numpy(), value)
+
+
+def test_a_record_keeps_what_is_encoded_already() -> None:
+    done = encode(np.ones(3))
+    record = encode_state({"b": np.zeros(2), "a": done})
+    assert list(record) == ["b", "a"]
+    assert record == ArrayRecord({"b": Array(np.zeros(2)), "a": done})
+
+
+def test_headers_of_both_versions() -> None:
+    for version in ((1, 0), (2, 0)):
+        stream = io.BytesIO()
+        np.lib.format.write_array(stream, np.arange(5, dtype=np.int16), version=version)
+        data = stream.getvalue()
+        assert read_header(data) == (len(data) - 10, (5,), False, np.dtype(np.int16))
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"\x93NUMPY", b"\x93NUMPY\x01\x00\xff\xff{", b"x" * 300, b"\x93NUMPY\x07\x00"]
+)
+def test_what_is_no_header_raises(data: bytes) -> None:
+    with pytest.raises((ValueError, KeyError)):
+        read_header(data)
+
+
+def test_a_header_without_end_is_not_read() -> None:
+    text = b"{'descr': '<f4', 'fortran_order': False, 'shape': (" + b"1," * 40000 + b"), }\n"
+    data = b"\x93NUMPY\x02\x00" + len(text).to_bytes(4, "little") + text
+    with pytest.raises(ValueError):
+        read_header(data)
+
+
+def test_objects_are_never_unpickled() -> None:
+    stream = io.BytesIO()
+    np.save(stream, np.array([print], dtype=object), allow_pickle=True)
+    with pytest.raises(ValueError, match="OBJECT"):
+        decode(Array("object", (1,), "numpy.ndarray", stream.getvalue()))

@@ -1,0 +1,123 @@
+"""FA-LD over gRPC: the chain goes on when a node dies and when it comes back."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+from safetensors.numpy import load_file
+
+from launch.cluster import cluster
+from launch.flower_cluster import FlowerCluster
+from launch.recipes import recipe_config
+from launch.simulate import simulate
+from server_app.config import RunConfig
+from server_app.posterior_store import read_samples, sample_rounds
+from server_app.run_folder import read_metrics
+
+pytestmark = pytest.mark.deployment
+
+CLIENTS = 3
+VICTIM = 1
+DEADLINE = 5.0
+
+
+def configuration(repository: Path, folder: Path, recipe: str, **options: Any) -> RunConfig:
+    values = {
+        "num-clients": CLIENTS,
+        "burn-in": 2,
+        "langevin-seed": 9,
+        "evaluate-every": 1,
+        "output-dir": str(folder),
+        **{key.replace("_", "-"): value for key, value in options.items()},
+    }
+    return recipe_config(repository / "recipes" / f"{recipe}.toml", (), values)
+
+
+def test_the_cluster_samples_what_the_engine_samples(repository: Path, tmp_path: Path) -> None:
+    folders = [tmp_path / name for name in ("engine", "cluster")]
+    configs = [
+        configuration(repository, folder, "fa-ld-bayes-linear", num_server_rounds=6, batch_size=4)
+        for folder in folders
+    ]
+    simulate(configs[0], Console(quiet=True))
+    summary = cluster(configs[1], Console(quiet=True))
+    assert summary["posterior"]["samples"] == 4
+    for one, other in zip(*map(read_samples, folders), strict=True):
+        assert one.server_round == other.server_round
+        np.testing.assert_allclose(other.state["x"], one.state["x"], rtol=1e-9)
+
+
+def test_a_node_is_killed_and_brought_back(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed after four rounds, brought back after two without it; Flower needs about a minute to
+    notice that the old node is dead, and the chain does not wait for that."""
+    config = configuration(
+        repository,
+        tmp_path,
+        "fa-ld-bayes-linear",
+        num_server_rounds=40,
+        round_timeout=DEADLINE,
+        max_samples=25,
+    )
+    script = _Accident(tmp_path)
+    _on_every_tick(monkeypatch, script)
+    summary = cluster(config, Console(quiet=True))
+    assert summary["status"] == "completed"
+    entries = read_metrics(tmp_path)[1:]
+    assert [entry["round"] for entry in entries] == list(range(1, 41))
+    missing = [e["round"] for e in entries if VICTIM in {r["client"] for r in e["rejected"]}]
+    assert missing and missing[0] >= script.killed_after
+    # Away in one stretch, with everybody else there; then back until the end.
+    assert missing == list(range(missing[0], missing[-1] + 1))
+    assert missing[-1] < 40
+    for entry in entries:
+        assert "skipped" not in entry
+        assert entry["replied"] == CLIENTS - (entry["round"] in missing)
+        assert entry["seconds"]["training"] <= DEADLINE + 5
+    # The store is whole: the last 25 samples, complete and finite, and one for every round.
+    assert sample_rounds(tmp_path) == list(range(16, 41))
+    for sample in read_samples(tmp_path):
+        assert sample.state["x"].shape == (3,)
+        assert np.isfinite(sample.state["x"]).all()
+    assert not list((tmp_path / "posterior").glob("*.part"))
+    last = [sample.state["x"] for sample in read_samples(tmp_path)][-1]
+    final = load_file(tmp_path / "checkpoints" / "final.safetensors")["x"]
+    np.testing.assert_array_equal(last, final)
+    # The chain has moved in every round, also in those without the node.
+    losses = [entry["loss"] for entry in entries]
+    assert len(set(losses)) == 40
+    assert all(math.isfinite(loss) for loss in losses)
+
+
+class _Accident:
+    """Kills the victim when it has seen four rounds, and brings it back two rounds later."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.killed_after = 0
+        self._back = False
+
+    def __call__(self, flower: FlowerCluster) -> None:
+        rounds = len(read_metrics(self._folder)) - 1
+        if not self.killed_after and rounds >= 4:
+            flower.kill_node(VICTIM)
+            self.killed_after = rounds
+        elif self.killed_after and not self._back and rounds >= self.killed_after + 2:
+            flower.restart_node(VICTIM)
+            self._back = True
+
+
+def _on_every_tick(monkeypatch: pytest.MonkeyPatch, act: Callable[[FlowerCluster], None]) -> None:
+    """Call `act` with the cluster whenever it looks at the run's status."""
+    real_status = FlowerCluster.status
+
+    def status(self: FlowerCluster, run_id: int) -> Any:
+        act(self)
+        return real_status(self, run_id)
+
+    monkeypatch.setattr(FlowerCluster, "status", status)

@@ -1,0 +1,272 @@
+"""FedLangevin on the server: who is drawn, what counts how often, what the clients are told."""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
+from langevin_checks import enrolled_grid
+from memory_grid import MemoryGrid, initial_model, quadratic_app, runs, trained, vector_of
+
+from client_app.app import app
+from server_app.config import ConfigError, RunConfig, make_config, to_mapping
+from server_app.run import prepare
+from simulation.engine import EngineGrid
+from strategies import FedLangevin, delivery, enrolment
+from tasks.problem import Problem, load_problem
+
+
+@pytest.fixture(autouse=True)
+def fast_polling(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delivery, "_POLL_SECONDS", 0.005)
+    monkeypatch.setattr(delivery, "_POLL_SECONDS_PER_MESSAGE", 0.0)
+    monkeypatch.setattr(enrolment, "_POLL_SECONDS", 0.005)
+
+
+def run(strategy: FedLangevin, grid: MemoryGrid, rounds: int = 3) -> np.ndarray:
+    result = strategy.start(grid, initial_model(), num_rounds=rounds, timeout=60.0)
+    return vector_of(result.arrays)
+
+
+def test_full_participation_averages_by_the_enrolled_shares() -> None:
+    """Every reply claims a thousand million examples, and changes nothing by it."""
+    found = run(FedLangevin(0.5, num_clients=3), enrolled_grid([10, 20, 70]))
+    w = vector_of(initial_model())
+    for _ in range(3):
+        w = sum(p * trained(w, c) for c, p in enumerate((0.1, 0.2, 0.7)))
+    np.testing.assert_allclose(found, w, rtol=2e-5, atol=2e-5)
+
+
+def test_every_client_is_told_its_share_and_the_same_secret() -> None:
+    seeds = []
+    for _ in range(2):
+        grid = enrolled_grid([10, 30])
+        run(FedLangevin(0.5, num_clients=2), grid, rounds=2)
+        orders = [m for m in grid.sent if m.metadata.message_type == "train"]
+        told = [dict(m.content.config_records["config"]) for m in orders]
+        assert [(t["client-id"], t["share"]) for t in told] == 2 * [(0, 0.25), (1, 0.75)]
+        assert {t["total-examples"] for t in told} == {40}
+        assert len({t["shared-seed"] for t in told}) == 1
+        seeds.append(told[0]["shared-seed"])
+    assert seeds[0] != seeds[1]
+
+
+def test_a_client_that_enrols_later_is_not_part_of_the_posterior() -> None:
+    class Growing(MemoryGrid):
+        def get_node_ids(self) -> list[int]:
+            late = any(m.metadata.message_type == "train" for m in self.sent)
+            return [100, 101, 102] if late else [100, 101]
+
+    grid = Growing(enrolled_grid([10, 30, 500]).nodes)
+    run(FedLangevin(0.5, num_clients=2), grid, rounds=4)
+    asked = [m.metadata.dst_node_id for m in grid.sent if m.metadata.message_type == "train"]
+    assert set(asked) == {100, 101}
+
+
+def test_where_a_client_is_missing_the_others_stand_in() -> None:
+    grid = enrolled_grid([10, 30, 60])
+    answers = 0
+    flaky = quadratic_app(1, enrols={"client-id": 1, "num-examples": 30})
+    good = runs(flaky)
+
+    def raises_once(message: Message) -> Message | None:
+        nonlocal answers
+        if message.metadata.message_type == "train":
+            answers += 1
+            if answers == 2:
+                return Message(Error(2, "power cut"), reply_to=message)
+        return good(message)
+
+    grid.nodes[101] = raises_once
+    found = run(FedLangevin(0.5, num_clients=3), grid)
+    w = vector_of(initial_model())
+    for p in ((0.1, 0.3, 0.6), (0.1 / 0.7, 0, 0.6 / 0.7), (0.1, 0.3, 0.6)):
+        w = sum(share * trained(w, c) for c, share in enumerate(p))
+    np.testing.assert_allclose(found, w, rtol=2e-5, atol=2e-5)
+
+
+def cohorts(strategy: FedLangevin, counts: list[int], rounds: int) -> list[Counter[int]]:
+    """How often every client counts in each round, from the weights of the reports."""
+    seen: list[Counter[int]] = []
+    strategy._observers.append(
+        lambda report: seen.append(
+            Counter(
+                dict(
+                    zip(
+                        report.accepted,
+                        (report.weights * strategy._draws).round().int().tolist(),
+                        strict=True,
+                    )
+                )
+            )
+        )
+    )
+    run(strategy, enrolled_grid(counts), rounds)
+    return seen
+
+
+def test_scheme_i_draws_by_the_shares() -> None:
+    strategy = FedLangevin(0.5, scheme="with-replacement", draws=4, num_clients=3)
+    rounds = cohorts(strategy, [10, 30, 60], 150)
+    assert all(sum(counts.values()) == 4 for counts in rounds)
+    total = sum(rounds, Counter())
+    for client, p in enumerate((0.1, 0.3, 0.6)):
+        error = np.sqrt(600 * p * (1 - p))
+        assert abs(total[client] - 600 * p) < 4 * error
+    assert any(max(counts.values()) > 1 for counts in rounds)
+
+
+def test_scheme_ii_draws_distinct_clients_alike() -> None:
+    strategy = FedLangevin(0.5, scheme="without-replacement", draws=2, num_clients=4)
+    rounds = cohorts(strategy, [30, 30, 30, 30], 120)
+    assert all(sorted(counts.values()) == [1, 1] for counts in rounds)
+    total = sum(rounds, Counter())
+    for client in range(4):
+        assert abs(total[client] - 60) < 4 * np.sqrt(120 / 4)
+
+
+def test_scheme_ii_refuses_unbalanced_data() -> None:
+    strategy = FedLangevin(0.5, scheme="without-replacement", draws=1, num_clients=2)
+    with pytest.raises(ValueError, match="balanced data: client 1 has 3 times"):
+        run(strategy, enrolled_grid([10, 30]))
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"scheme": "third"}, "scheme = 'third'"),
+        ({"scheme": "with-replacement"}, "draws = 0"),
+        ({"identity": "node"}, "must declare their counts"),
+        ({"weighting": "num-examples"}, "weighting is not an option"),
+    ],
+)
+def test_wrong_options(options: dict[str, Any], expected: str) -> None:
+    with pytest.raises(ValueError, match=expected):
+        FedLangevin(0.5, **options)
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({"server-lr": 0.5}, "server-lr = 0.5 is not allowed with algorithm fa-ld"),
+        ({"server-momentum": 0.9}, "server-momentum = 0.9"),
+        ({"weight-decay": 0.1}, "weight-decay = 0.1"),
+        ({"local-lr-decay": 0.9}, "local-lr-decay = 0.9"),
+        ({"weighting": "num-examples"}, "weighting = num-examples"),
+        ({"aggregator": "rage"}, "aggregator = rage"),
+        ({"participation": "poisson", "sample-rate": 0.5}, "participation = poisson"),
+        ({"participation": "with-replacement"}, "at least 1 draw"),
+        ({"step-size": "decaying"}, "strong-convexity = 0.0"),
+        ({"burn-in": 10}, "burn-in = 10 is not allowed with num-server-rounds = 10"),
+        ({"shared-noise": 1.5}, "shared-noise = 1.5"),
+        ({"temperature": -1.0}, "temperature = -1.0"),
+    ],
+)
+def test_wrong_configurations_give_one_line(values: dict[str, Any], expected: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        make_config({"algorithm": "fa-ld", **values})
+    assert expected in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_scheme_i_belongs_to_fa_ld() -> None:
+    with pytest.raises(ConfigError, match="with-replacement is not allowed with algorithm gfed"):
+        make_config({"participation": "with-replacement", "clients-per-round": 3})
+
+
+def test_unbalanced_data_for_scheme_ii_are_found_before_a_run(tmp_path: Path) -> None:
+    config = langevin_config(
+        participation="fixed", clients_per_round=2, output_dir=str(tmp_path / "run")
+    )
+    with pytest.raises(ConfigError, match="balanced data: client 3 has 3 times"):
+        prepare(config)
+    assert not (tmp_path / "run").exists()
+
+
+# The engine against the ClientApp of a deployment.
+
+
+def langevin_config(**values: Any) -> RunConfig:
+    given = {key.replace("_", "-"): value for key, value in values.items()}
+    defaults = {
+        "algorithm": "fa-ld",
+        "task": "bayes-linear",
+        "dtype": "float64",
+        "problem-dimension": 3,
+        "examples-per-client": 20,
+        "imbalance": 0.5,
+        "heterogeneity": 0.5,
+        "num-clients": 4,
+        "local-lr": 0.001,
+        "local-steps": 3,
+        "batch-size": 5,
+        "prior-precision": 1.0,
+        "shared-noise": 0.5,
+        "langevin-seed": 11,
+    }
+    return make_config({**defaults, **given})
+
+
+def orders(grid: EngineGrid, problem: Problem) -> list[Message]:
+    counts = [shard.num_examples for shard in problem.shards()]
+    messages = []
+    for client, node in enumerate(grid.get_node_ids()):
+        config = ConfigRecord(
+            {
+                "server-round": 7,
+                "local-lr": 0.001,
+                "client-id": client,
+                "share": counts[client] / sum(counts),
+                "total-examples": sum(counts),
+                "shared-seed": 99,
+            }
+        )
+        content = RecordDict({"arrays": ArrayRecord(problem.state()), "config": config})
+        messages.append(Message(content, node, "train", group_id="7"))
+    return messages
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"batch_size": 0, "shared_noise": 1.0},
+        {"step_size": "decaying", "strong_convexity": 900.0, "shared_noise": 0.0},
+        {"task": "digits", "dtype": "float32", "model": "mlp-32", "local_lr": 1e-5},
+    ],
+)
+def test_the_engine_samples_as_the_client_app_does(options: dict[str, Any]) -> None:
+    if options.get("task") == "digits":
+        options = {"heterogeneity": 0.0, "imbalance": 0.0, **options}
+    config = langevin_config(**options)
+    problem = load_problem(config)
+    grid = EngineGrid(config, problem)
+    messages = orders(grid, problem)
+    updates = []
+    for client, (message, reply) in enumerate(
+        zip(messages, grid.send_and_receive(messages), strict=True)
+    ):
+        node = {"partition-id": client, "num-partitions": 4}
+        context = Context(1, 1, node, RecordDict(), to_mapping(config))
+        expected, found = (vector(r.content) for r in (app(message, context), reply))
+        sent = vector(message.content)
+        updates.append(expected - sent)
+        assert np.linalg.norm(found - expected) <= 1e-5 * np.linalg.norm(updates[-1])
+    assert np.linalg.norm(updates[0] - updates[1]) > 0.01 * np.linalg.norm(updates[0])
+
+
+def vector(content: RecordDict) -> np.ndarray:
+    arrays = content.array_records["arrays"]
+    return np.concatenate([a.numpy().astype(np.float64).reshape(-1) for a in arrays.values()])
+
+
+def test_a_client_that_is_told_no_share_answers_with_an_error() -> None:
+    config = langevin_config()
+    problem = load_problem(config)
+    message = orders(EngineGrid(config, problem), problem)[0]
+    del message.content.config_records["config"]["share"]
+    context = Context(1, 1, {"partition-id": 0}, RecordDict(), to_mapping(config))
+    with pytest.raises(ValueError, match="client 0 was told share = 0"):
+        app(message, context)

@@ -1,0 +1,203 @@
+"""Predictions from posterior samples, and how calibrated they are, against naive definitions."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tomli_w
+import torch
+from rich.console import Console
+from safetensors.numpy import save_file
+
+from launch.predict import predict as predict_command
+from server_app.calibration import NUM_BINS, calibration
+from server_app.config import ConfigError, make_config, to_mapping
+from server_app.posterior_store import FOLDER, PosteriorStore
+from server_app.prediction import predict
+from tasks.problem import load_problem
+
+CLASSES = 3
+
+
+def own_run(folder: Path, samples: int = 4) -> list[dict[str, np.ndarray]]:
+    """A run of logistic regression on 2 inputs with `samples` stored; returns their states, and
+    the final model's as the last."""
+    folder.mkdir()
+    config = make_config(
+        {
+            "algorithm": "fa-ld",
+            "task": "own-data",
+            "model": "logistic",
+            "input-shape": "2",
+            "num-classes": CLASSES,
+        }
+    )
+    (folder / "config.toml").write_text(tomli_w.dumps(to_mapping(config)))
+    generator = np.random.default_rng(4)
+    names = {k: tuple(v.shape) for k, v in load_problem(config).state().items()}
+    states = [
+        {k: generator.normal(0, 2, shape).astype(np.float32) for k, shape in names.items()}
+        for _ in range(samples + 1)
+    ]
+    store = PosteriorStore(folder / FOLDER, 100, "last", 0)
+    for number, state in enumerate(states[:-1]):
+        store.offer(number + 1, state)
+    (folder / "checkpoints").mkdir()
+    save_file(states[-1], folder / "checkpoints" / "final.safetensors")
+    return states
+
+
+def softmax_by_hand(state: dict[str, np.ndarray], x: np.ndarray) -> np.ndarray:
+    weight = next(v for v in state.values() if v.ndim == 2).astype(np.float64)
+    bias = next(v for v in state.values() if v.ndim == 1).astype(np.float64)
+    rows = []
+    for example in x:
+        logits = [float(w @ example) + float(b) for w, b in zip(weight, bias, strict=True)]
+        total = sum(math.exp(v) for v in logits)
+        rows.append([math.exp(v) / total for v in logits])
+    return np.array(rows)
+
+
+def entropy_by_hand(p: np.ndarray) -> float:
+    return -sum(v * math.log(v) for v in p if v > 0)
+
+
+def test_predictions_are_the_mean_over_the_samples(tmp_path: Path) -> None:
+    states = own_run(tmp_path / "run")
+    x = np.random.default_rng(1).normal(size=(7, 2)).astype(np.float32)
+    found = predict(tmp_path / "run", x)
+    each = np.stack([softmax_by_hand(state, x) for state in states[:-1]])
+    np.testing.assert_allclose(found.probabilities, each.mean(axis=0), rtol=1e-5)
+    np.testing.assert_allclose(found.point, softmax_by_hand(states[-1], x), rtol=1e-5)
+    for row in range(7):
+        total = entropy_by_hand(each[:, row].mean(axis=0))
+        expected = np.mean([entropy_by_hand(p) for p in each[:, row]])
+        assert found.entropy[row] == pytest.approx(total, rel=1e-5)
+        assert found.mutual_information[row] == pytest.approx(total - expected, abs=1e-6)
+        point = entropy_by_hand(found.point[row])
+        assert found.point_entropy[row] == pytest.approx(point, rel=1e-9)
+    assert found.num_samples == 4
+    # The samples disagree, or the comparison would say nothing.
+    assert found.mutual_information.max() > 0.05
+
+
+def test_one_sample_has_no_mutual_information(tmp_path: Path) -> None:
+    own_run(tmp_path / "run", samples=1)
+    found = predict(tmp_path / "run", np.eye(2, dtype=np.float32))
+    np.testing.assert_allclose(found.mutual_information, 0, atol=1e-12)
+
+
+def ece_by_hand(probabilities: np.ndarray, y: np.ndarray) -> float:
+    total = 0.0
+    for b in range(NUM_BINS):
+        low, high = b / NUM_BINS, (b + 1) / NUM_BINS
+        inside = [i for i, p in enumerate(probabilities) if low < p.max() <= high]
+        if inside:
+            right = np.mean([probabilities[i].argmax() == y[i] for i in inside])
+            confidence = np.mean([probabilities[i].max() for i in inside])
+            total += len(inside) / len(y) * abs(right - confidence)
+    return float(total)
+
+
+def test_calibration_against_the_definitions() -> None:
+    generator = np.random.default_rng(0)
+    probabilities = generator.dirichlet(np.full(CLASSES, 0.4), size=500)
+    y = np.array([generator.choice(CLASSES, p=p) for p in probabilities])
+    y[:60] = 0
+    found = calibration(probabilities, y)
+    assert found.accuracy == np.mean(probabilities.argmax(axis=1) == y)
+    nll = -np.mean([math.log(p[label]) for p, label in zip(probabilities, y, strict=True)])
+    assert found.nll == pytest.approx(nll)
+    brier = np.mean(
+        [
+            sum((p[c] - (c == label)) ** 2 for c in range(CLASSES))
+            for p, label in zip(probabilities, y, strict=True)
+        ]
+    )
+    assert found.brier == pytest.approx(brier)
+    assert found.ece == pytest.approx(ece_by_hand(probabilities, y))
+    assert found.ece > 0.005
+    assert found.entropy == pytest.approx(np.mean([entropy_by_hand(p) for p in probabilities]))
+    assert found.counts.sum() == 500
+
+
+def test_calibration_of_known_answers() -> None:
+    sure = np.eye(CLASSES)[[0, 1, 2, 0]]
+    right = calibration(sure, np.array([0, 1, 2, 0]))
+    assert (right.accuracy, right.nll, right.brier, right.ece, right.entropy) == (1, 0, 0, 0, 0)
+    # Sure and wrong half the time: confidence 1 and accuracy ½; a finite, huge NLL.
+    wrong = calibration(sure, np.array([0, 1, 0, 1]))
+    assert wrong.ece == 0.5
+    assert wrong.brier == 1.0
+    assert 300 < wrong.nll < 400
+    uniform = calibration(np.full((4, 4), 0.25), np.array([0, 1, 2, 3]))
+    assert uniform.ece == 0.0
+    assert uniform.entropy == pytest.approx(math.log(4))
+    with pytest.raises(ValueError, match="allowed are 0 to 2"):
+        calibration(sure, np.array([0, 1, 2, 3]))
+
+
+def files(folder: Path, **arrays: Any) -> Path:
+    path = folder / "examples.npz"
+    np.savez(path, **arrays)
+    return path
+
+
+def test_the_command_writes_predictions_report_and_plots(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    states = own_run(tmp_path / "run")
+    generator = np.random.default_rng(1)
+    x = generator.normal(size=(30, 2)).astype(np.float32)
+    y = softmax_by_hand(states[0], x).argmax(axis=1)
+    data = files(tmp_path, x=x, y=y)
+    elsewhere = tmp_path / "elsewhere.npz"
+    np.savez(elsewhere, x=10 * x)
+    out = tmp_path / "out" / "predictions.npz"
+    console = Console(width=200)
+    predict_command(tmp_path / "run", data, console, out=out, ood=elsewhere)
+    text = capsys.readouterr().out
+    assert "30 examples, 4 posterior samples" in text
+    assert "posterior mean" in text and "point estimate" in text
+    written = np.load(out)
+    expected = predict(tmp_path / "run", x)
+    np.testing.assert_array_equal(written["probabilities"], expected.probabilities)
+    np.testing.assert_array_equal(written["mutual_information"], expected.mutual_information)
+    for name in ("reliability-examples.png", "entropy-examples-elsewhere.png"):
+        assert (out.parent / name).read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("arrays", "expected"),
+    [
+        ({"y": np.zeros(3)}, "no array x"),
+        ({"x": np.zeros((3, 5))}, r"x has shape \(3, 5\): allowed is \(n, 2\)"),
+        ({"x": np.zeros((0, 2))}, "n >= 1"),
+        ({"x": np.zeros((3, 2), dtype=int)}, "allowed are uint8 and floating"),
+        ({"x": np.zeros((3, 2)), "y": np.zeros(3)}, "one integer for each"),
+        ({"x": np.zeros((3, 2)), "y": np.array([0, 1, 7])}, "allowed are 0 to 2"),
+    ],
+)
+def test_wrong_data_are_one_line(tmp_path: Path, arrays: dict[str, Any], expected: str) -> None:
+    own_run(tmp_path / "run")
+    with pytest.raises(ConfigError, match=expected) as caught:
+        predict_command(tmp_path / "run", files(tmp_path, **arrays), Console(quiet=True))
+    assert "\n" not in str(caught.value)
+
+
+def test_what_is_no_run_and_what_has_no_samples(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is not a run folder"):
+        predict(tmp_path, np.zeros((1, 2)))
+    own_run(tmp_path / "run", samples=0)
+    with pytest.raises(ConfigError, match="has no posterior samples"):
+        predict(tmp_path / "run", np.zeros((1, 2)))
+
+
+def test_integers_are_scaled_as_in_training(tmp_path: Path) -> None:
+    own_run(tmp_path / "run")
+    bytes_ = np.array([[0, 255], [51, 102]], dtype=np.uint8)
+    found = predict(tmp_path / "run", bytes_)
+    expected = predict(tmp_path / "run", torch.tensor([[0.0, 1.0], [0.2, 0.4]]))
+    np.testing.assert_allclose(found.probabilities, expected.probabilities, rtol=1e-6)
