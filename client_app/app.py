@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 import torch
-from flwr.app import Context, Message
+from flwr.app import ConfigRecord, Context, Message
 from flwr.clientapp import ClientApp
 
 from server_app.config import RunConfig, make_config
@@ -12,6 +12,7 @@ from tasks.evaluation import evaluate
 from tasks.shards import Shard
 
 from .bounding import bounded_models, step_clip_norm, unclipped_norms
+from .dp_sgd import sample_epsilon, train_clients_privately
 from .langevin_training import langevin_training
 from .messages import (
     RoundRequest,
@@ -25,6 +26,8 @@ from .messages import (
 from .node_data import NodeClient, load_node_client
 from .private_update import noised_models
 from .training import LocalSGD, LocalSteps, client_generator, train_clients
+
+_TRAINED = "rounds-trained"
 
 app = ClientApp()
 
@@ -71,19 +74,37 @@ def train(message: Message, context: Context) -> Message:
     request = read_round(message)
     model = client.problem.model
     start = start_vector(request.arrays, model)
-    params, losses = train_clients(
-        model,
-        start,
-        [client.shard],
-        local_training(config, [request], [client.client_id]),
-        [client_generator(config.seed, request.server_round, client.client_id)],
-    )
+    generators = [client_generator(config.seed, request.server_round, client.client_id)]
+    if config.local_dp_sgd:
+        params, losses = train_clients_privately(
+            config, model, start, [client.shard], request.local_lr, generators
+        )
+    else:
+        params, losses = train_clients(
+            model,
+            start,
+            [client.shard],
+            local_training(config, [request], [client.client_id]),
+            generators,
+        )
     bounded = bounded_models(config, start, params, request.local_lr)
     (norm,) = unclipped_norms(config, start, params, request.local_lr)
     noised = noised_models(config, bounded, request, [client.client_id])
     (arrays,) = trained_arrays(request.arrays, model, noised)
     loss = None if claims_privacy(config) else float(losses[0])
-    return train_reply(message, arrays, reported_count(config, client.shard), loss, norm)
+    spent = sample_epsilon(config, client.shard, _rounds_trained(context, request.server_round))
+    return train_reply(message, arrays, reported_count(config, client.shard), loss, norm, spent)
+
+
+def _rounds_trained(context: Context, server_round: int) -> int:
+    """An upper bound on the rounds this client has trained in, this one included.
+
+    A node that was restarted has forgotten its count, and a server could repeat a round.
+    """
+    before = context.state.config_records.get(_TRAINED, ConfigRecord({"rounds": 0}))["rounds"]
+    rounds = int(before) + 1 if isinstance(before, int) else 1
+    context.state[_TRAINED] = ConfigRecord({"rounds": rounds})
+    return max(rounds, server_round)
 
 
 @app.evaluate()

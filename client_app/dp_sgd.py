@@ -7,6 +7,7 @@ is each client's own, for its own examples, against everybody, the server includ
 import copy
 import os
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
+from server_app.config import RunConfig
 from strategies.accounting import Figure, Release, spent
 from tasks.flat_model import FlatModel
 from tasks.shards import ExampleShard, Shard
@@ -148,3 +150,42 @@ def _check_history(engine: object, spec: DPSGD, num_examples: int) -> None:
 def _generator(seed: np.random.Generator | None) -> torch.Generator:
     entropy = int.from_bytes(os.urandom(8)) if seed is None else int(seed.integers(2**63))
     return torch.Generator().manual_seed(entropy % 2**63)
+
+
+def dp_sgd_of(config: RunConfig, local_lr: float) -> DPSGD:
+    """A round's DP-SGD as the run configuration says, at the server's learning rate."""
+    return DPSGD(
+        steps=config.local_steps,
+        batch_size=config.batch_size,
+        learning_rate=local_lr,
+        weight_decay=config.weight_decay,
+        noise_multiplier=config.dp_sgd_noise_multiplier,
+        clip_norm=config.dp_sgd_clip_norm,
+    )
+
+
+def train_clients_privately(
+    config: RunConfig,
+    model: FlatModel,
+    start: Tensor,
+    shards: Sequence[Shard],
+    local_lr: float,
+    generators: Sequence[np.random.Generator],
+) -> tuple[Tensor, Tensor]:
+    """As train_clients, by DP-SGD; the generators count only with insecure-seeded-noise."""
+    spec = dp_sgd_of(config, local_lr)
+    starts = start.expand(len(shards), start.shape[-1])
+    params, losses = torch.empty_like(starts), start.new_empty(len(shards))
+    for i, (shard, generator) in enumerate(zip(shards, generators, strict=True)):
+        seed = generator if config.insecure_seeded_noise else None
+        params[i], losses[i] = train_dp_sgd(model, starts[i], shard, spec, seed)
+    return params, losses
+
+
+def sample_epsilon(config: RunConfig, shard: Shard, rounds: int) -> float | None:
+    """What one of a client's examples has spent after `rounds` rounds; None without DP-SGD, and
+    where a seed makes its noise known."""
+    if not config.local_dp_sgd or config.insecure_seeded_noise:
+        return None
+    spec = dp_sgd_of(config, config.local_lr)
+    return spec.figure(shard.num_examples, rounds, config.delta).epsilon

@@ -55,10 +55,10 @@ def _check_dp_sgd(config: "RunConfig") -> None:
             f"local-dp-sgd = true is not allowed with task {config.task}: it needs labelled "
             "examples and a logistic, mlp or cnn model"
         )
-    if config.algorithm == "fat-clipping-pi":
+    if config.algorithm in ("fat-clipping-pi", "fa-ld"):
         raise ValueError(
-            "local-dp-sgd = true is not allowed with algorithm fat-clipping-pi, which clips the "
-            "steps in another way: set algorithm = fat-clipping-pr"
+            f"local-dp-sgd = true is not allowed with algorithm {config.algorithm}, which has "
+            "local steps of its own: set local-dp-sgd = false"
         )
 
 

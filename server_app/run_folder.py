@@ -191,6 +191,7 @@ def _count_clients(entries: Sequence[Mapping[str, Any]]) -> dict[str, int]:
 _OWN_KEYS = (
     *("round", "local_lr", "invited", "replied", "rejected", "filtered", "over_bound"),
     *("seconds", "evaluated_by", "skipped", "instruments", "catastrophic_failure"),
+    "sample_epsilon",
 )
 
 
@@ -221,6 +222,8 @@ def _cohort_entry(report: RoundReport) -> dict[str, Any]:
         "over_bound": report.over_bound,
         "seconds": {phase: round(s, 4) for phase, s in report.seconds.items()},
     }
+    if report.sample_epsilons:
+        entry["sample_epsilon"] = {str(c): e for c, e in report.sample_epsilons.items()}
     if report.skipped:
         entry["skipped"] = report.skipped
     return entry

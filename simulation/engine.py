@@ -17,6 +17,7 @@ from torch import Tensor
 
 from client_app.app import local_training, reported_count
 from client_app.bounding import bounded_models, unclipped_norms
+from client_app.dp_sgd import sample_epsilon, train_clients_privately
 from client_app.messages import (
     RoundRequest,
     enrolment_reply,
@@ -177,13 +178,15 @@ def train_together(
         starts = cohorts[0].start
     else:
         starts = torch.cat([cohort.start.expand(len(cohort.shards), -1) for cohort in cohorts])
-    params, losses = train_clients(
-        model,
-        starts,
-        [shard for cohort in cohorts for shard in cohort.shards],
-        local_training(config, requests, clients),
-        [generator for cohort in cohorts for generator in cohort.generators],
-    )
+    shards = [shard for cohort in cohorts for shard in cohort.shards]
+    generators = [generator for cohort in cohorts for generator in cohort.generators]
+    if config.local_dp_sgd:
+        params, losses = train_clients_privately(
+            config, model, starts, shards, local_lr, generators
+        )
+    else:
+        steps = local_training(config, requests, clients)
+        params, losses = train_clients(model, starts, shards, steps, generators)
     norms = iter(unclipped_norms(config, starts, params, local_lr))
     params = bounded_models(config, starts, params, local_lr)
     params = torch.cat(
@@ -216,7 +219,14 @@ def _replies(
     silent = claims_privacy(config)
     answers = trained_arrays(cohort.requests[0].arrays, model, params)
     return [
-        train_reply(message, arrays, reported_count(config, shard), None if silent else loss, norm)
+        train_reply(
+            message,
+            arrays,
+            reported_count(config, shard),
+            None if silent else loss,
+            norm,
+            sample_epsilon(config, shard, cohort.requests[0].server_round),
+        )
         for message, arrays, shard, loss, norm in zip(
             cohort.messages, answers, cohort.shards, losses.tolist(), norms, strict=True
         )
