@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from experiments import fat_clipping, stationary_points, understanding_clipping
+from experiments import dp_normfedavg, fat_clipping, stationary_points, understanding_clipping
 from experiments.finding import Finding
 from server_app.config import ConfigError
 
@@ -41,10 +41,28 @@ def _mnist(options: Options, advance: Advance) -> list[Finding]:
     return understanding_clipping.mnist_findings(figures)
 
 
+def _fashion(options: Options, advance: Advance) -> list[Finding]:
+    figures = dp_normfedavg.fashion_mnist(options.data_dir, options.seeds or 3, advance=advance)
+    return dp_normfedavg.fashion_findings(figures)
+
+
+def _quadratic(options: Options, advance: Advance) -> list[Finding]:
+    figures = dp_normfedavg.quadratic(options.seeds or 3, advance=advance)
+    return dp_normfedavg.quadratic_findings(figures)
+
+
 PAPERS: dict[str, dict[str, Experiment]] = {
     "fat-clipping": {
         "cauchy": Experiment(
             "mean of ‖x‖² over the last 20 of 200 rounds, quadratic with Cauchy noise", _cauchy
+        ),
+    },
+    "dp-normfedavg": {
+        "fashion-mnist": Experiment(
+            "test accuracy (%) of 3000 clients at epsilon = 5, delta = 1e-5", _fashion
+        ),
+        "quadratic": Experiment(
+            "suboptimality on the quadratic of section 5.3, from I1", _quadratic
         ),
     },
     "understanding-clipping": {
