@@ -88,9 +88,9 @@ def train(message: Message, context: Context) -> Message:
             generators,
         )
     bounded = bounded_models(config, start, params, request.local_lr)
-    (norm,) = unclipped_norms(config, start, params, request.local_lr)
     noised = noised_models(config, bounded, request, [client.client_id])
     (arrays,) = trained_arrays(request.arrays, model, noised)
+    (norm,) = unclipped_norms(config, start, params, request.local_lr)
     loss = None if claims_privacy(config) else float(losses[0])
     spent = sample_epsilon(config, client.shard, _rounds_trained(context, request.server_round))
     return train_reply(message, arrays, reported_count(config, client.shard), loss, norm, spent)

@@ -3,11 +3,11 @@
 import torch
 
 from server_app.config import RunConfig, clip_units
-from server_app.privacy_checks import PRIVATE_ALGORITHMS
+from server_app.privacy_checks import PRIVATE_ALGORITHMS, claims_privacy
 from strategies.bounding import clip, normalize, row_norms
 from strategies.update_clipping import ClipNorm
 
-CLIPS_UPDATES = ("fat-clipping-pr", "ce-fedavg", *PRIVATE_ALGORITHMS)
+CLIPS_UPDATES = ("fat-clipping-pr", "ce-fedavg")
 
 
 def bounded_models(
@@ -20,7 +20,7 @@ def bounded_models(
     """
     if config.algorithm == "model-clipping":
         return clip(params, config.clip_norm)
-    if config.algorithm not in CLIPS_UPDATES:
+    if config.algorithm not in (*CLIPS_UPDATES, *PRIVATE_ALGORITHMS):
         return params
     bound = ClipNorm(config.clip_norm, clip_units(config)).in_gradient_units(local_lr)
     constrain = normalize if config.algorithm == "dp-normfedavg" else clip
@@ -30,8 +30,12 @@ def bounded_models(
 def unclipped_norms(
     config: RunConfig, start: torch.Tensor, params: torch.Tensor, local_lr: float
 ) -> list[float | None]:
-    """‖u_i‖ in gradient units of the B clients' models, before they clip; None if they do not."""
-    if config.algorithm not in CLIPS_UPDATES or not config.instruments:
+    """‖u_i‖ in gradient units of the B clients' models, before they clip; None if they do not.
+
+    Under a privacy claim no client tells.
+    """
+    tells = config.instruments and not claims_privacy(config)
+    if config.algorithm not in CLIPS_UPDATES or not tells:
         return [None] * len(params)
     return (row_norms(start - params) / local_lr).tolist()
 

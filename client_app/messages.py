@@ -24,11 +24,11 @@ class RoundRequest:
     server_round: int
     local_lr: float
     arrays: ArrayRecord
-    num_invited: int = 1
-    noise_multiplier: float = 0.0
     share: float = 0.0
     total_examples: int = 0
     shared_seed: int = 0
+    num_invited: int = 1
+    noise_multiplier: float = 0.0
 
 
 def read_round(message: Message) -> RoundRequest:
@@ -41,11 +41,11 @@ def read_round(message: Message) -> RoundRequest:
         server_round=int(_number(config["server-round"])),
         local_lr=float(_number(config.get("local-lr", 1.0))),
         arrays=arrays,
-        num_invited=int(_number(config.get("num-invited", 1))),
-        noise_multiplier=float(_number(config.get("noise-multiplier", 0.0))),
         share=float(_number(config.get("share", 0.0))),
         total_examples=int(_number(config.get("total-examples", 0))),
         shared_seed=int(_number(config.get("shared-seed", 0))),
+        num_invited=int(_number(config.get("num-invited", 1))),
+        noise_multiplier=float(_number(config.get("noise-multiplier", 0.0))),
     )
 
 
@@ -89,18 +89,16 @@ def train_reply(
     """The reply to a train message; without a loss where that is nobody else's business.
 
     `update_norm` is ‖u_i‖ in gradient units before the client clipped its update, for the
-    server's instruments; None where it did not clip. `sample_epsilon` is what one of the client's
-    examples has spent in local DP-SGD.
+    server's instruments; None where it did not clip, or does not tell. `sample_epsilon` is what
+    one of the client's examples has spent in local DP-SGD.
     """
     metrics = MetricRecord({"num-examples": num_examples})
-    optional = {
-        "train-loss": train_loss,
-        "update-norm": update_norm,
-        "sample-epsilon": sample_epsilon,
-    }
-    for name, value in optional.items():
-        if value is not None:
-            metrics[name] = value
+    if train_loss is not None:
+        metrics["train-loss"] = train_loss
+    if update_norm is not None:
+        metrics["update-norm"] = update_norm
+    if sample_epsilon is not None:
+        metrics["sample-epsilon"] = sample_epsilon
     return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
 
 

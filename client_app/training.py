@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import Protocol
 
 import numpy as np
@@ -110,6 +109,7 @@ def train_clients(
         trained, trained_losses = _train_chunk(
             model,
             starts.index_select(0, index),
+            start if start.ndim == 1 else None,
             [shards[i] for i in chunk],
             spec,
             [generators[i] for i in chunk],
@@ -151,22 +151,27 @@ def _rows(shard: Shard, spec: LocalSteps) -> int:
 def _train_chunk(
     model: FlatModel,
     params: Tensor,
+    common_start: Tensor | None,
     shards: Sequence[Shard],
     spec: LocalSteps,
     generators: Sequence[np.random.Generator],
     clients: Sequence[int],
 ) -> tuple[Tensor, Tensor]:
-    total = params.new_zeros(len(shards))
-    batches = _batches(shards, spec, generators, params.dtype)
-    full = all(_rows(shard, spec) == shard.num_examples for shard in shards)
-    if full and isinstance(spec, LocalSGD) and spec.step_clip_norm == 0:
-        x, y, weights = next(batches)
+    whole = all(_rows(shard, spec) == shard.num_examples for shard in shards)
+    if (
+        whole
+        and common_start is not None
+        and isinstance(spec, LocalSGD)
+        and not spec.step_clip_norm
+    ):
+        x, y, weights = next(_batches(shards, spec, generators, params.dtype))
         descended = model.descent(
-            params, x, y, weights, spec.steps, spec.learning_rate, spec.weight_decay
+            common_start, x, y, weights, spec.steps, spec.learning_rate, spec.weight_decay
         )
         if descended is not None:
             return descended[0], descended[1] / spec.steps
-        batches = chain([(x, y, weights)], batches)
+    total = params.new_zeros(len(shards))
+    batches = _batches(shards, spec, generators, params.dtype)
     for step, (x, y, weights) in enumerate(batches):
         losses, gradients = model.loss_and_gradient(params, x, y, weights)
         spec.move(params, gradients, step, clients)

@@ -9,7 +9,7 @@ from server_app.build import build_strategy
 from server_app.config import RunConfig
 from server_app.run import server_evaluation
 from simulation.engine import EngineGrid, train_together
-from strategies.frame import Observer
+from strategies.frame import EvaluateFn, Observer
 from tasks.problem import Problem
 
 
@@ -22,16 +22,23 @@ class EngineRun:
     observers: Sequence[Observer]
 
 
-def run_alone(run: EngineRun) -> None:
-    """Run to the end, with the server's evaluation."""
+def run_alone(run: EngineRun, *, evaluates: bool = True) -> None:
+    """Run to the end; without `evaluates` nobody evaluates."""
+    evaluate: EvaluateFn = _nothing
+    if evaluates:
+        evaluate = server_evaluation(run.problem) or _nothing
     build_strategy(run.config, run.observers).start(
         EngineGrid(run.config, run.problem),
         ArrayRecord(run.problem.state()),
         num_rounds=run.config.num_server_rounds,
         timeout=run.config.round_timeout,
         train_config=ConfigRecord({"seed": run.config.seed}),
-        evaluate_fn=server_evaluation(run.problem),
+        evaluate_fn=evaluate,
     )
+
+
+def _nothing(server_round: int, arrays: ArrayRecord) -> None:
+    del server_round, arrays
 
 
 def run_in_lockstep(runs: Sequence[EngineRun]) -> None:

@@ -101,7 +101,10 @@ def pilot(recipe: Recipe, settings: Settings = None, output_dir: OutputDir = Non
 
 @app.command()
 def reproduce(
-    paper: Annotated[str, typer.Argument(help="fat-clipping or understanding-clipping.")],
+    paper: Annotated[
+        str,
+        typer.Argument(help="fat-clipping, dp-normfedavg, fa-ld or understanding-clipping."),
+    ],
     only: Annotated[str | None, typer.Option(help="One of the paper's experiments.")] = None,
     seeds: Annotated[
         int | None, typer.Option(min=1, help="Seeds, where an experiment has many.")

@@ -341,8 +341,8 @@ class RunConfig(BaseModel):
         _check_adversary(self)
         _check_participation(self)
         _check_clipping(self)
-        check_privacy(self)
         _check_langevin(self)
+        check_privacy(self)
         if self.task == "own-data" and (not self.input_shape or self.num_classes < 2):
             raise ValueError(
                 f'input-shape = "{self.input_shape}" with num-classes = {self.num_classes} is not '

@@ -1,6 +1,7 @@
 """Canary clients among the simulated ones: each sends one random direction, as long as allowed."""
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 
 import numpy as np
 import torch
@@ -27,15 +28,21 @@ class CanaryGrid(Grid):
     """The clients of `inner`, and one canary a row of `directions` [k, d] (unit vectors).
 
     A canary is an honest client of the mechanism, noise at the clients included, whose update is
-    `bound(η_l)` times its direction. Ids follow those of the inner clients.
+    `bound(η_l)` times its direction. The first `honest` nodes of `inner` are its clients; the
+    canaries' ids follow theirs, and `inner`'s configuration counts both.
     """
 
     synchronous = True
 
     def __init__(
-        self, inner: EngineGrid, directions: torch.Tensor, bound: Callable[[float], float]
+        self,
+        inner: EngineGrid,
+        honest: int,
+        directions: torch.Tensor,
+        bound: Callable[[float], float],
     ) -> None:
         self._inner = inner
+        self._honest = honest
         self._directions = directions
         self._bound = bound
 
@@ -62,7 +69,7 @@ class CanaryGrid(Grid):
     def get_node_ids(self) -> Iterable[int]:
         """The inner nodes and the canaries."""
         canaries = range(_FIRST_NODE, _FIRST_NODE + len(self._directions))
-        return [*self._inner.get_node_ids(), *canaries]
+        return [*islice(self._inner.get_node_ids(), self._honest), *canaries]
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Not needed: this grid answers at once."""
@@ -87,7 +94,7 @@ class CanaryGrid(Grid):
             return []
         config = self._inner.config
         rows = [message.metadata.dst_node_id - _FIRST_NODE for message in messages]
-        ids = [config.num_clients + row for row in rows]
+        ids = [self._honest + row for row in rows]
         if messages[0].metadata.message_type == MessageType.QUERY:
             return [
                 enrolment_reply(message, client, CLAIMED_EXAMPLES)

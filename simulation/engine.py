@@ -30,7 +30,6 @@ from client_app.private_update import noised_models
 from client_app.training import client_generator, train_clients
 from server_app.config import RunConfig
 from server_app.privacy_checks import claims_privacy
-from tasks.flat_model import FlatModel
 from tasks.problem import Problem
 from tasks.shards import Shard
 
@@ -189,35 +188,22 @@ def train_together(
         params, losses = train_clients(model, starts, shards, steps, generators)
     norms = iter(unclipped_norms(config, starts, params, local_lr))
     params = bounded_models(config, starts, params, local_lr)
-    params = torch.cat(
-        [
-            noised_models(grid.config, own, cohort.requests[0], cohort.clients)
-            for grid, cohort, own in zip(
-                grids, cohorts, params.split([len(c.shards) for c in cohorts]), strict=True
-            )
-        ]
-    )
     sizes = [len(cohort.shards) for cohort in cohorts]
     return [
-        _replies(
-            config, cohort, model, own_params, own_losses, [next(norms) for _ in cohort.shards]
-        )
-        for cohort, own_params, own_losses in zip(
-            cohorts, params.split(sizes), losses.split(sizes), strict=True
+        _replies(grid, cohort, own_params, own_losses, [next(norms) for _ in cohort.shards])
+        for grid, cohort, own_params, own_losses in zip(
+            grids, cohorts, params.split(sizes), losses.split(sizes), strict=True
         )
     ]
 
 
 def _replies(
-    config: RunConfig,
-    cohort: Cohort,
-    model: FlatModel,
-    params: Tensor,
-    losses: Tensor,
-    norms: list[float | None],
+    grid: EngineGrid, cohort: Cohort, params: Tensor, losses: Tensor, norms: list[float | None]
 ) -> list[Message]:
+    config, request = grid.config, cohort.requests[0]
+    noised = noised_models(config, params, request, cohort.clients)
+    answers = trained_arrays(request.arrays, grid.problem.model, noised)
     silent = claims_privacy(config)
-    answers = trained_arrays(cohort.requests[0].arrays, model, params)
     return [
         train_reply(
             message,

@@ -142,7 +142,13 @@ def _released(
     del frame["participation"]
     frame["num_clients"], frame["start_timeout"] = population, 0.0
     strategy = make(own, frame)
-    grid = CanaryGrid(EngineGrid(config, problem), directions, plan.clip_norm.in_gradient_units)
+    everybody = config.model_copy(update={"num_clients": population})
+    grid = CanaryGrid(
+        EngineGrid(everybody, problem),
+        config.num_clients,
+        directions,
+        plan.clip_norm.in_gradient_units,
+    )
     strategy.start(
         grid,
         ArrayRecord(problem.state()),

@@ -10,6 +10,8 @@ from scipy.optimize import brentq
 
 _LARGEST = 200.0
 _GRID = 20_001
+# Thresholds that are tried.
+_QUANTILES = np.linspace(0, 1, 101)
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ def lower_bound(
     tuning = [values[: len(values) // 2] for values in (present, absent)]
     counting = [values[len(values) // 2 :] for values in (present, absent)]
     chosen, best = _sides(tuning[0].mean())[0], -math.inf
-    for threshold in np.unique(np.concatenate(tuning)):
+    for threshold in np.unique(np.quantile(np.concatenate(tuning), _QUANTILES)):
         for side in _sides(float(threshold)):
             value = _bound(side, tuning[0], tuning[1], delta, confidence)
             if value > best:

@@ -78,8 +78,9 @@ class FedLangevin(FederatedStrategy):
         if self._scheme == "without-replacement":
             require_balance(self._shares)
 
-    def draw_cohort(self, server_round: int) -> list[int]:
+    def draw_cohort(self, clients: Sequence[int], server_round: int) -> list[int]:
         """The round's clients, ascending, each once; how often it counts is kept."""
+        del clients
         known = sorted(self._shares)
         if self._scheme == "full":
             self._multiplicity = self._shares

@@ -42,8 +42,8 @@ EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 SERVER_ROUND = "server-round"
 LOCAL_LR = "local-lr"
 NUM_INVITED = "num-invited"
-SAMPLE_EPSILON = "sample-epsilon"
 UPDATE_NORM = "update-norm"
+SAMPLE_EPSILON = "sample-epsilon"
 _RULE_STREAM = 0x4C3E
 
 
@@ -155,41 +155,8 @@ class FederatedStrategy(Strategy):
         """How often an honest client rounds its model after it has bounded its influence."""
         return 1
 
-    def combine(
-        self, updates: torch.Tensor, weights: torch.Tensor, report: RoundReport
-    ) -> Aggregate:
-        """One vector [d] from the round's updates [K, d] in gradient units, still unbounded.
-
-        `report` names the round, its model w_t, who was invited and who answered. Raises
-        ValueError where the rule's guarantee does not hold: the round is skipped.
-        """
-        bounded = self.bound(updates, report.model, report.local_lr)
-        return self._aggregate(bounded, weights, rule_generator(self._seed, report.server_round))
-
-    def quorum(self) -> int:
-        """Accepted replies below which a round leaves the model as it was."""
-        return max(1, self._min_replies)
-
-    def rounds_allowed(self, num_rounds: int) -> int:
-        """How many of the rounds wanted a run may have."""
-        return num_rounds
-
-    def must_stop(self) -> bool:
-        """Whether the run ends here, before its last round."""
-        return False
-
-    @property
-    def confidential(self) -> bool:
-        """Whether nothing of single clients or of the cohort may leave the server."""
-        return False
-
     def on_enrolment(self, clients: Sequence[Client]) -> None:
         """Called with the enrolled clients before the first round."""
-
-    def draw_cohort(self, server_round: int) -> list[int]:
-        """Ids of the clients to invite, ascending, each once."""
-        generator = participation_generator(self._seed, server_round)
-        return self._participation.sample(self._registry.clients(), generator)
 
     def client_config(self, client: int) -> Mapping[str, int | float]:  # noqa: ARG002
         """What one client's round config holds beside everybody's."""
@@ -205,6 +172,44 @@ class FederatedStrategy(Strategy):
             for client, contribution in contributions.items()
         ]
         return torch.tensor(counts, dtype=torch.float64) / sum(counts)
+
+    def combine(
+        self, updates: torch.Tensor, weights: torch.Tensor, report: RoundReport
+    ) -> Aggregate:
+        """One vector [d] from the round's updates [K, d] in gradient units, still unbounded.
+
+        `report` names the round, its model w_t, who was invited and who answered. Raises
+        ValueError where the rule's guarantee does not hold: the round is skipped.
+        """
+        bounded = self.bound(updates, report.model, report.local_lr)
+        return self._aggregate(bounded, weights, rule_generator(self._seed, report.server_round))
+
+    def quorum(self) -> int:
+        """Accepted replies below which a round leaves the model as it was."""
+        return max(1, self._min_replies)
+
+    def draw_cohort(self, clients: Sequence[int], server_round: int) -> list[int]:
+        """The round's cohort out of the `clients` that ever enrolled, ascending."""
+        generator = participation_generator(self._seed, server_round)
+        return self._participation.sample(clients, generator)
+
+    def round_config(self, cohort: Sequence[int]) -> dict[str, float]:
+        """What every client of the cohort is told beside the rate and the cohort's size."""
+        del cohort
+        return {}
+
+    def rounds_allowed(self, num_rounds: int) -> int:
+        """How many of the rounds wanted a run may have."""
+        return num_rounds
+
+    def must_stop(self) -> bool:
+        """Whether the run ends here, before its last round."""
+        return False
+
+    @property
+    def confidential(self) -> bool:
+        """Whether nothing of single clients or of the cohort may leave the server."""
+        return False
 
     # A run.
 
@@ -312,8 +317,8 @@ class FederatedStrategy(Strategy):
         began = time.monotonic()
         patience = min(self._start_timeout, timeout or self._start_timeout)
         self._registry.wait_for_any(grid, self._min_replies, patience)
-        cohort = self.draw_cohort(server_round)
-        full = ConfigRecord(dict(config or {}))
+        cohort = self.draw_cohort(self._registry.clients(), server_round)
+        full = ConfigRecord({**(config or {}), **self.round_config(cohort)})
         full[LOCAL_LR] = self._local_lr
         full[NUM_INVITED] = len(cohort)
         arrays = self._require_model().arrays()
@@ -503,6 +508,16 @@ def _check_options(weighting: str, identity: str, evaluate_every: int) -> None:
         raise ValueError(f"evaluate_every = {evaluate_every} is not allowed: at least 1")
 
 
+def _claimed(contributions: Mapping[int, Contribution], key: str) -> dict[int, float]:
+    """What clients say of themselves under `key`, where it is finite and not negative."""
+    claims = {c: contribution.metrics.get(key) for c, contribution in contributions.items()}
+    return {
+        client: claim
+        for client, claim in claims.items()
+        if claim is not None and 0 <= claim < math.inf
+    }
+
+
 def _log_losses(report: RoundReport) -> None:
     for rejection in report.rejected:
         logger.warning(
@@ -513,16 +528,6 @@ def _log_losses(report: RoundReport) -> None:
         )
     if report.skipped:
         logger.warning("round %d left the model as it was: %s", report.server_round, report.skipped)
-
-
-def _claimed(contributions: Mapping[int, Contribution], metric: str) -> dict[int, float]:
-    """What clients say of themselves under a name, where it is a number from 0."""
-    claims = {c: contribution.metrics.get(metric) for c, contribution in contributions.items()}
-    return {
-        client: claim
-        for client, claim in claims.items()
-        if claim is not None and 0 <= claim < math.inf
-    }
 
 
 def rule_generator(seed: int, server_round: int) -> np.random.Generator:

@@ -27,8 +27,8 @@ class RoundReport:
     why the model was left as it was (None: it was updated). `metrics` are the evaluation's, empty
     in rounds without. `claimed_norms` is what clients that clip say ‖u_i‖ was before they did, in
     gradient units: instruments may show it, nothing may rely on it. `sample_epsilons` is what
-    clients with local DP-SGD say that one of their examples has spent. `confidential`: a privacy
-    claim covers the model and the metrics alone; all the rest is for the operator's eyes.
+    clients with local DP-SGD say one of their examples has spent. `confidential`: a privacy claim
+    covers the model and the metrics alone; all the rest is for the operator's eyes.
     """
 
     server_round: int
@@ -43,13 +43,13 @@ class RoundReport:
     over_bound: list[int] = field(default_factory=list)
     norm_bound: float = math.inf
     claimed_norms: dict[int, float] = field(default_factory=dict)
+    sample_epsilons: dict[int, float] = field(default_factory=dict)
     aggregate: torch.Tensor | None = None
     skipped: str | None = None
     iterations: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
     evaluated_by: str | None = None
     seconds: dict[str, float] = field(default_factory=dict)
-    sample_epsilons: dict[int, float] = field(default_factory=dict)
     confidential: bool = False
 
     def metric_record(self) -> MetricRecord:

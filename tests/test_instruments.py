@@ -344,6 +344,7 @@ def test_honest_clients_tell_their_norm_before_clipping(
             "num-byzantine": 0,
             "num-clients": 5,
             "num-server-rounds": 1,
+            "instruments": True,
             "output-dir": str(tmp_path / name),
             **extra,
         }
