@@ -1,7 +1,7 @@
 """What the private strategies have in common: a bounded, noised sum with a fixed denominator."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -115,14 +115,13 @@ class PrivateAveraging(FederatedStrategy):
             return bounding.clip(updates, self.norm_bound(local_lr))
         return self.constrain(updates, self.clip_bound(local_lr))
 
-    def draw_cohort(self, server_round: int) -> list[int]:
+    def draw_cohort(self, clients: Sequence[int], server_round: int) -> list[int]:
         """By the plan, from the operating system's entropy."""
-        randomness = self._randomness(server_round, _SAMPLING_STREAM)
-        return self.privacy.draw(self._registry.clients(), randomness)
+        return self.privacy.draw(clients, self._randomness(server_round, _SAMPLING_STREAM))
 
-    def client_config(self, client: int) -> Mapping[str, int | float]:
+    def round_config(self, cohort: Sequence[int]) -> dict[str, float]:
         """z for clients that add the noise; their number is in the frame's own config."""
-        del client
+        del cohort
         if self.privacy.noise_location == "server":
             return {}
         return {NOISE_MULTIPLIER: self.privacy.noise_multiplier}

@@ -28,8 +28,8 @@ class FlatModel:
     A module that knows its gradient in closed form can have the method
     ``analytic_loss_and_gradient``, with arguments and result of ``loss_and_gradient``: it is then
     used in place of automatic differentiation. One that knows a whole descent can have
-    ``analytic_descent(start, x, y, weights, steps, learning_rate, weight_decay)``: from [B, d], the
-    parameters [B, d] after that many steps on the same batch, each along its gradient plus
+    ``analytic_descent(start [d], x, y, weights, steps, learning_rate, weight_decay)``, which gives
+    the parameters [B, d] after that many steps on the same batch, each along its gradient plus
     weight_decay · w, and the sums of the losses before the steps [B].
     """
 

@@ -54,7 +54,7 @@ class SoftmaxRegression(nn.Sequential):
         learning_rate: float,
         weight_decay: float,
     ) -> tuple[Tensor, Tensor]:
-        """``steps`` steps of full-batch descent from ``start`` [B, d]; see FlatModel.
+        """``steps`` steps of full-batch descent from ``start`` [d]; see FlatModel.
 
         Every gradient R_kᵀ X is a combination of the n inputs, so that W_k = s^k W_0 − η S_kᵀ X
         with s = 1 − η · weight_decay and S_{k+1} = s S_k + R_k [n, C]: each step needs the n x n
@@ -62,9 +62,9 @@ class SoftmaxRegression(nn.Sequential):
         """
         inputs = x.flatten(2)
         classes = self._classes
-        matrix = start[:, :-classes].reshape(len(x), classes, -1)
-        bias = start[:, -classes:].clone()
-        products = torch.bmm(inputs, matrix.transpose(1, 2))
+        matrix = start[:-classes].view(classes, -1)
+        bias = start[-classes:].repeat(len(x), 1)
+        products = inputs @ matrix.T
         gram = torch.bmm(inputs, inputs.transpose(1, 2))
         combined, total = torch.zeros_like(products), start.new_zeros(len(x))
         shrink = 1 - learning_rate * weight_decay
@@ -76,7 +76,7 @@ class SoftmaxRegression(nn.Sequential):
             combined = shrink * combined + residuals
             products = torch.baddbmm(products, gram, residuals, beta=shrink, alpha=-learning_rate)
             bias = shrink * bias - learning_rate * residuals.sum(dim=1)
-        params = torch.empty_like(start)
+        params = start.new_empty(len(x), len(start))
         moved = params[:, :-classes].view(len(x), classes, -1)
         torch.bmm(combined.transpose(1, 2), inputs, out=moved)
         moved.mul_(-learning_rate).add_(matrix, alpha=shrink**steps)

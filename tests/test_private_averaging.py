@@ -118,8 +118,8 @@ class Chosen(DPFedAvg):
 
     cohort: Sequence[int] | None = None
 
-    def draw_cohort(self, server_round: int) -> list[int]:
-        drawn = super().draw_cohort(server_round)
+    def draw_cohort(self, clients: Sequence[int], server_round: int) -> list[int]:
+        drawn = super().draw_cohort(clients, server_round)
         return drawn if self.cohort is None else list(self.cohort)
 
 
