@@ -30,16 +30,19 @@ def one_shot_epsilon(cosines: np.ndarray, dimension: int, delta: float) -> OneSh
     """From the cosines [k] of k canaries in random directions to what was released.
 
     A canary that did not take part has a cosine of law N(0, 1/d); the others' is fitted by a
-    Gaussian. ε is where the two laws are (ε, δ)-indistinguishable. Raises ValueError for fewer
-    than 10 canaries.
+    Gaussian. ε is where the two laws are (ε, δ)-indistinguishable. A fitted variance counts only
+    where a chi-square test tells it from 1/d (at 1 %): far out in the tails, where δ is decided,
+    the error of a few hundred canaries would rule. Raises ValueError for fewer than 10 canaries.
     """
     if len(cosines) < 10:
         raise ValueError(f"{len(cosines)} canaries are not enough to fit a law: at least 10")
     mean, deviation = float(cosines.mean()), float(cosines.std(ddof=1))
-    low = mean - 1.645 * deviation / math.sqrt(len(cosines))
-    spread = 1 / math.sqrt(dimension)
+    count, spread = len(cosines), 1 / math.sqrt(dimension)
+    ratio = (count - 1) * deviation**2 * dimension
+    usual = stats.chi2.ppf(0.005, count - 1) <= ratio <= stats.chi2.ppf(0.995, count - 1)
+    low = mean - 1.645 * deviation / math.sqrt(count)
     return OneShot(
-        epsilon=gaussian_pair_epsilon(spread, mean, deviation, delta),
+        epsilon=gaussian_pair_epsilon(spread, mean, spread if usual else deviation, delta),
         epsilon_low=gaussian_pair_epsilon(spread, max(0.0, low), spread, delta),
         mean=mean,
         deviation=deviation,
