@@ -156,6 +156,25 @@ def diagnose(
 
 
 @app.command()
+def audit(
+    recipe: Recipe,
+    canaries: Annotated[int, typer.Option(help="Canary clients in the one long run.")] = 100,
+    runs: Annotated[int, typer.Option(help="Short runs with one canary, and as many without.")] = (
+        200
+    ),
+    settings: Settings = None,
+) -> None:
+    """Try to refute a recipe's privacy claim with canary clients, in this process.
+
+    Example: blackthorn audit recipes/dp-digits.toml
+    """
+    from launch.audit import audit as run
+
+    if not run(recipe_config(recipe, settings or ()), canaries, runs, console):
+        raise typer.Exit(1)
+
+
+@app.command()
 def keys(
     markdown: Annotated[bool, typer.Option(help="The table of docs/configuration.md.")] = False,
 ) -> None:

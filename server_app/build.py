@@ -53,7 +53,7 @@ def build_strategy(
     A run that adds noise has a privacy plan (computed here if it was not before), and a ledger
     (None: in memory alone).
     """
-    frame = _frame(config, observers)
+    frame = frame_options(config, observers)
     aggregator = _aggregator(config)
     if aggregator is not None:
         frame["aggregator"] = aggregator
@@ -160,7 +160,8 @@ def _corruption(config: RunConfig) -> CorruptionBound:
     return CorruptionBound(fraction=config.corrupt_fraction)
 
 
-def _frame(config: RunConfig, observers: Sequence[Observer]) -> FrameOptions:
+def frame_options(config: RunConfig, observers: Sequence[Observer]) -> FrameOptions:
+    """What the frame needs to know of the configuration."""
     return {
         "participation": participation_of(config),
         "local_rate": LocalRate(

@@ -79,9 +79,15 @@ def plain_loop(module: nn.Module, shard: ExampleShard, client: int, spec: LocalS
 
 
 @MODELS
-def test_a_batch_of_clients_is_every_client_alone(name: str) -> None:
-    batch, alone = trained(name, SPEC, together=True), trained(name, SPEC, together=False)
-    torch.testing.assert_close(batch, alone, rtol=1e-4, atol=2e-6)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-3)])
+def test_a_batch_of_clients_is_every_client_alone(
+    name: str, dtype: torch.dtype, tolerance: float
+) -> None:
+    # In float32 the order of a sum alone may switch a unit on or off, on some machine.
+    batch = trained(name, SPEC, together=True, dtype=dtype)
+    alone = trained(name, SPEC, together=False, dtype=dtype)
+    assert (batch - alone).norm() <= tolerance * alone.norm()
+    assert not torch.allclose(alone[0], alone[1], rtol=0.01)
 
 
 @MODELS

@@ -1,0 +1,49 @@
+"""`blackthorn audit`: whether a recipe's privacy claim survives an empirical check."""
+
+import logging
+
+from rich.console import Console
+from rich.progress import Progress
+
+from server_app.config import ConfigError, RunConfig
+from simulation.privacy_audit import AuditResult
+from simulation.privacy_audit import audit as run_audit
+
+
+def audit(config: RunConfig, canaries: int, runs: int, console: Console) -> bool:
+    """Audit and print what was found; whether the claim still stands."""
+    # An absent canary is missing among the clients, on purpose.
+    logging.getLogger("blackthorn").setLevel(logging.ERROR)
+    with Progress(console=console, transient=True) as progress:
+        task = progress.add_task("audit", total=None)
+        try:
+            result = run_audit(
+                config,
+                canaries=canaries,
+                runs=runs,
+                advance=lambda done, total: progress.update(task, completed=done, total=total),
+            )
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+    console.print(audit_report(config, result, canaries, runs), markup=False, highlight=False)
+    return not result.refuted
+
+
+def audit_report(config: RunConfig, result: AuditResult, canaries: int, runs: int) -> str:
+    """The figures in words."""
+    one = result.one_shot
+    verdict = "REFUTED" if result.refuted else "not refuted (which proves nothing)"
+    return "\n".join(
+        [
+            f"One run of {config.num_server_rounds} rounds with {canaries} canaries, "
+            f"delta = {config.delta:g}:",
+            f"  claimed epsilon               {result.claimed:10.3f}",
+            f"  estimate                      {one.epsilon:10.3f}",
+            f"  cautious estimate (95 %)      {one.epsilon_low:10.3f}",
+            f"{runs} runs of {result.short_rounds} round(s) with one canary and {runs} without, "
+            f"delta = {result.short_delta:g}:",
+            f"  claimed epsilon               {result.short_claimed:10.3f}",
+            f"  lower bound (95 %)            {result.short_bound:10.3f}",
+            f"The claim is {verdict}.",
+        ]
+    )

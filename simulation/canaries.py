@@ -1,0 +1,119 @@
+"""Canary clients among the simulated ones: each sends one random direction, as long as allowed."""
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
+
+import numpy as np
+import torch
+from flwr.app import Message, MessageType, RecordDict
+from flwr.serverapp import Grid
+from flwr.supercore.run import Run
+
+from client_app.messages import (
+    enrolment_reply,
+    read_round,
+    start_vector,
+    train_reply,
+    trained_arrays,
+)
+from client_app.private_update import noised_models
+from simulation.engine import EngineGrid
+
+# What a canary says it has: where counts set the weights, it takes all the weight it can.
+CLAIMED_EXAMPLES = 10**6
+_FIRST_NODE = 10**6
+
+
+class CanaryGrid(Grid):
+    """The clients of `inner`, and one canary a row of `directions` [k, d] (unit vectors).
+
+    A canary is an honest client of the mechanism, noise at the clients included, whose update is
+    `bound(η_l)` times its direction. The first `honest` nodes of `inner` are its clients; the
+    canaries' ids follow theirs, and `inner`'s configuration counts both.
+    """
+
+    synchronous = True
+
+    def __init__(
+        self,
+        inner: EngineGrid,
+        honest: int,
+        directions: torch.Tensor,
+        bound: Callable[[float], float],
+    ) -> None:
+        self._inner = inner
+        self._honest = honest
+        self._directions = directions
+        self._bound = bound
+
+    def set_run(self, run: Run) -> None:
+        """Set the run this grid works for."""
+        self._inner.set_run(run)
+
+    @property
+    def run(self) -> Run:
+        """The run this grid works for."""
+        return self._inner.run
+
+    def create_message(
+        self,
+        content: RecordDict,
+        message_type: str,
+        dst_node_id: int,
+        group_id: str,
+        ttl: float | None = None,
+    ) -> Message:
+        """As the inner grid's."""
+        return self._inner.create_message(content, message_type, dst_node_id, group_id, ttl)
+
+    def get_node_ids(self) -> Iterable[int]:
+        """The inner nodes and the canaries."""
+        canaries = range(_FIRST_NODE, _FIRST_NODE + len(self._directions))
+        return [*islice(self._inner.get_node_ids(), self._honest), *canaries]
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Not needed: this grid answers at once."""
+        raise NotImplementedError("a grid of canaries is asked by send_and_receive")
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Not needed: this grid answers at once."""
+        raise NotImplementedError("a grid of canaries is asked by send_and_receive")
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        """The replies to `messages`: those of the inner clients, then the canaries'."""
+        sent = list(messages)
+        inner = [m for m in sent if m.metadata.dst_node_id < _FIRST_NODE]
+        canaries = [m for m in sent if m.metadata.dst_node_id >= _FIRST_NODE]
+        replies = list(self._inner.send_and_receive(inner, timeout=timeout)) if inner else []
+        return [*replies, *self._answer(canaries)]
+
+    def _answer(self, messages: Sequence[Message]) -> list[Message]:
+        if not messages:
+            return []
+        config = self._inner.config
+        rows = [message.metadata.dst_node_id - _FIRST_NODE for message in messages]
+        ids = [self._honest + row for row in rows]
+        if messages[0].metadata.message_type == MessageType.QUERY:
+            return [
+                enrolment_reply(message, client, CLAIMED_EXAMPLES)
+                for message, client in zip(messages, ids, strict=True)
+            ]
+        request = read_round(messages[0])
+        model = self._inner.problem.model
+        start = start_vector(request.arrays, model)
+        length = request.local_lr * self._bound(request.local_lr)
+        params = start - length * self._directions[rows].to(start.dtype)
+        params = noised_models(config, params, request, ids)
+        arrays = trained_arrays(request.arrays, model, params)
+        return [
+            train_reply(message, own, CLAIMED_EXAMPLES, None)
+            for message, own in zip(messages, arrays, strict=True)
+        ]
+
+
+def random_directions(count: int, dimension: int, generator: np.random.Generator) -> torch.Tensor:
+    """`count` independent uniform unit vectors, float64 [count, dimension]."""
+    drawn = generator.standard_normal((count, dimension))
+    return torch.from_numpy(drawn / np.linalg.norm(drawn, axis=1, keepdims=True))

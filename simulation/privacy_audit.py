@@ -1,0 +1,158 @@
+"""An empirical check of a privacy claim: canary clients in runs of the recipe's own mechanism.
+
+It can refute a claim, never prove one.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from flwr.app import ArrayRecord
+
+from server_app.build import frame_options
+from server_app.config import ConfigError, RunConfig
+from server_app.privacy import privacy_plan
+from server_app.privacy_checks import is_noised
+from simulation.canaries import CanaryGrid, random_directions
+from simulation.engine import EngineGrid
+from strategies import DPFedAvg, DPNormFedAvg, FrameOptions, PrivacyPlan, spent
+from strategies.auditing import OneShot, lower_bound, one_shot_epsilon
+from strategies.private_averaging import PrivateAveraging
+from strategies.reports import RoundReport
+from tasks.problem import Problem, load_problem
+
+Build = Callable[[PrivacyPlan, FrameOptions], PrivateAveraging]
+Advance = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class AuditResult:
+    """`claimed` and `one_shot` are at the recipe's δ for the whole run; `short_claimed` and
+    `short_bound` at `short_delta` for runs of `short_rounds` rounds."""
+
+    claimed: float
+    one_shot: OneShot
+    short_claimed: float
+    short_bound: float
+    short_delta: float
+    short_rounds: int
+
+    @property
+    def refuted(self) -> bool:
+        """Whether one of the two contradicts the claim (each is wrong in at most 5 % of audits)."""
+        return self.one_shot.epsilon_low > self.claimed or self.short_bound > self.short_claimed
+
+
+def audit(
+    config: RunConfig,
+    *,
+    canaries: int = 100,
+    runs: int = 200,
+    short_rounds: int = 1,
+    short_delta: float = 0.05,
+    build: Build | None = None,
+    advance: Advance = lambda done, total: None,  # noqa: ARG005
+) -> AuditResult:
+    """Check the recipe's claim with `canaries` in one run of all its rounds, and with one canary in
+    `runs` short runs and as many without it. `build` makes the strategy (by default the product's).
+
+    Raises ConfigError for a recipe that claims nothing.
+    """
+    plan = _claimed_plan(config)
+    problem = load_problem(config)
+    make = build or _product(config)
+    total = 1 + 2 * runs
+    one_shot = _one_shot(config, problem, plan, make, canaries)
+    advance(1, total)
+    statistics: dict[bool, list[float]] = {True: [], False: []}
+    for run in range(runs):
+        for present in (True, False):
+            statistics[present].append(
+                _short_run(config, problem, plan, make, present, run, short_rounds)
+            )
+            advance(2 + 2 * run + (not present), total)
+    short = spent([(plan.release(), short_rounds)], short_delta, plan.accountant)
+    bound = lower_bound(np.array(statistics[True]), np.array(statistics[False]), short_delta)
+    return AuditResult(
+        plan.figure().epsilon, one_shot, short.epsilon, bound, short_delta, short_rounds
+    )
+
+
+def _claimed_plan(config: RunConfig) -> PrivacyPlan:
+    if not is_noised(config):
+        raise ConfigError(f"algorithm = {config.algorithm} claims no privacy: nothing to audit")
+    plan = privacy_plan(config)
+    if not plan.claim or config.aggregator not in ("auto", "mean"):
+        raise ConfigError("the recipe makes no central privacy claim: nothing to audit")
+    # An audit's clients are nobody's: their budget is not spent.
+    return replace(plan, max_epsilon=None)
+
+
+def _product(config: RunConfig) -> Build:
+    kind = DPNormFedAvg if config.algorithm == "dp-normfedavg" else DPFedAvg
+    return lambda plan, frame: kind(plan, **frame)
+
+
+def _one_shot(
+    config: RunConfig, problem: Problem, plan: PrivacyPlan, make: Build, canaries: int
+) -> OneShot:
+    directions = random_directions(canaries, problem.model.dimension, np.random.default_rng())
+    released = _released(config, problem, plan, make, directions, plan.rounds)
+    cosines = directions @ released / torch.linalg.vector_norm(released)
+    return one_shot_epsilon(cosines.numpy(), len(released), plan.delta)
+
+
+def _short_run(
+    config: RunConfig,
+    problem: Problem,
+    plan: PrivacyPlan,
+    make: Build,
+    present: bool,
+    run: int,
+    rounds: int,
+) -> float:
+    directions = random_directions(1, problem.model.dimension, np.random.default_rng([run, 0xA0D]))
+    sent = directions if present else directions[:0]
+    return float(directions[0] @ _released(config, problem, plan, make, sent, rounds))
+
+
+def _released(
+    config: RunConfig,
+    problem: Problem,
+    plan: PrivacyPlan,
+    make: Build,
+    directions: torch.Tensor,
+    rounds: int,
+) -> torch.Tensor:
+    """Σ_t r a_t / C [d]: what a run released, in units of one client's largest contribution.
+
+    The population has a place for every canary, present or not: r must not tell.
+    """
+    population = config.num_clients + max(1, len(directions))
+    own = replace(plan, num_clients=population)
+    total = torch.zeros(problem.model.dimension, dtype=torch.float64)
+
+    def add(report: RoundReport) -> None:
+        if report.aggregate is not None:
+            bound = plan.clip_norm.in_gradient_units(report.local_lr)
+            total.add_(report.aggregate.double(), alpha=own.cohort_size / bound)
+
+    frame = frame_options(config, [add])
+    del frame["participation"]
+    frame["num_clients"], frame["start_timeout"] = population, 0.0
+    strategy = make(own, frame)
+    everybody = config.model_copy(update={"num_clients": population})
+    grid = CanaryGrid(
+        EngineGrid(everybody, problem),
+        config.num_clients,
+        directions,
+        plan.clip_norm.in_gradient_units,
+    )
+    strategy.start(
+        grid,
+        ArrayRecord(problem.state()),
+        num_rounds=rounds,
+        evaluate_fn=lambda server_round, arrays: None,  # noqa: ARG005
+    )
+    return total
