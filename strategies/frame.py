@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypedDict
+from typing import Any, Literal, TypedDict
 
 import numpy as np
 import torch
@@ -318,15 +318,14 @@ class FederatedStrategy(Strategy):
         patience = min(self._start_timeout, timeout or self._start_timeout)
         self._registry.wait_for_any(grid, self._min_replies, patience)
         cohort = self.draw_cohort(self._registry.clients(), server_round)
-        full = ConfigRecord({**(config or {}), **self.round_config(cohort)})
-        full[LOCAL_LR] = self._local_lr
-        full[NUM_INVITED] = len(cohort)
+        shared: dict[str, Any] = {**(config or {}), **self.round_config(cohort)}
+        shared |= {LOCAL_LR: self._local_lr, NUM_INVITED: len(cohort)}
         arrays = self._require_model().arrays()
         messages = [
             self._message(
                 client,
                 arrays,
-                ConfigRecord({**full, **self.client_config(client)}),
+                {**shared, **self.client_config(client)},
                 server_round,
                 MessageType.TRAIN,
                 timeout,
@@ -348,9 +347,9 @@ class FederatedStrategy(Strategy):
         self._registry.refresh(grid, self._start_timeout)
         # What clients measure on their own examples is theirs: nobody asks for it under a claim.
         clients = [] if self.confidential else self._registry.online()
-        full = ConfigRecord(dict(config or {}))
+        shared = dict(config or {})
         messages = [
-            self._message(client, arrays, full, server_round, MessageType.EVALUATE, timeout)
+            self._message(client, arrays, shared, server_round, MessageType.EVALUATE, timeout)
             for client in clients
         ]
         self._evaluation = _Broadcast(server_round, clients, messages, began)
@@ -359,14 +358,12 @@ class FederatedStrategy(Strategy):
         self,
         client: int,
         arrays: ArrayRecord,
-        config: ConfigRecord,
+        config: dict[str, Any],
         server_round: int,
         kind: str,
         ttl: float | None,
     ) -> Message:
-        own = ConfigRecord(dict(config))
-        own[SERVER_ROUND] = server_round
-        own[CLIENT_ID] = client
+        own = ConfigRecord({**config, SERVER_ROUND: server_round, CLIENT_ID: client})
         content = RecordDict({"arrays": arrays, "config": own})
         node = self._registry[client].node_id
         # A straggler must not spend its time on a round that is over: hence the time to live.
