@@ -72,12 +72,14 @@ class CanaryGrid(Grid):
         return [*islice(self._inner.get_node_ids(), self._honest), *canaries]
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Not needed: this grid answers at once."""
-        raise NotImplementedError("a grid of canaries is asked by send_and_receive")
+        """Always a RuntimeError: canaries answer with their whole round, in send_and_receive."""
+        del messages
+        raise RuntimeError("a grid of canaries is asked by send_and_receive only")
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Not needed: this grid answers at once."""
-        raise NotImplementedError("a grid of canaries is asked by send_and_receive")
+        """Always a RuntimeError: canaries answer with their whole round, in send_and_receive."""
+        del message_ids
+        raise RuntimeError("a grid of canaries is asked by send_and_receive only")
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
