@@ -40,7 +40,8 @@ class AuditResult:
 
     @property
     def refuted(self) -> bool:
-        """Whether one of the two contradicts the claim (each is wrong in at most 5 % of audits)."""
+        """Whether one of the two contradicts the claim (each is wrong with probability
+        1 - confidence at most)."""
         return self.one_shot.epsilon_low > self.claimed or self.short_bound > self.short_claimed
 
 
@@ -51,6 +52,7 @@ def audit(
     runs: int = 200,
     short_rounds: int = 1,
     short_delta: float = 0.05,
+    confidence: float = 0.95,
     build: Build | None = None,
     advance: Advance = lambda done, total: None,  # noqa: ARG005
 ) -> AuditResult:
@@ -63,17 +65,18 @@ def audit(
     problem = load_problem(config)
     make = build or _product(config)
     total = 1 + 2 * runs
-    one_shot = _one_shot(config, problem, plan, make, canaries)
+    one_shot = _one_shot(config, problem, plan, make, canaries, confidence)
     advance(1, total)
     statistics: dict[bool, list[float]] = {True: [], False: []}
     for run in range(runs):
-        for present in (True, False):
-            statistics[present].append(
-                _short_run(config, problem, plan, make, present, run, short_rounds)
+        for with_canary in (True, False):
+            statistics[with_canary].append(
+                _short_run(config, problem, plan, make, with_canary, run, short_rounds)
             )
-            advance(2 + 2 * run + (not present), total)
+            advance(2 + 2 * run + (not with_canary), total)
     short = spent([(plan.release(), short_rounds)], short_delta, plan.accountant)
-    bound = lower_bound(np.array(statistics[True]), np.array(statistics[False]), short_delta)
+    present, absent = np.array(statistics[True]), np.array(statistics[False])
+    bound = lower_bound(present, absent, short_delta, confidence)
     return AuditResult(
         plan.figure().epsilon, one_shot, short.epsilon, bound, short_delta, short_rounds
     )
@@ -95,12 +98,17 @@ def _product(config: RunConfig) -> Build:
 
 
 def _one_shot(
-    config: RunConfig, problem: Problem, plan: PrivacyPlan, make: Build, canaries: int
+    config: RunConfig,
+    problem: Problem,
+    plan: PrivacyPlan,
+    make: Build,
+    canaries: int,
+    confidence: float,
 ) -> OneShot:
     directions = random_directions(canaries, problem.model.dimension, np.random.default_rng())
     released = _released(config, problem, plan, make, directions, plan.rounds)
     cosines = directions @ released / torch.linalg.vector_norm(released)
-    return one_shot_epsilon(cosines.numpy(), len(released), plan.delta)
+    return one_shot_epsilon(cosines.numpy(), len(released), plan.delta, confidence)
 
 
 def _short_run(

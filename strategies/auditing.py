@@ -17,8 +17,8 @@ _QUANTILES = np.linspace(0, 1, 101)
 @dataclass(frozen=True)
 class OneShot:
     """ε of one run with many canaries (Andrew et al., 2023): a point estimate, and a cautious one
-    from the mean less 1.645 standard errors (wrong once in twenty times) with the law's spread
-    that of canaries that took no part."""
+    from a lower confidence bound on the mean, with the law's spread that of canaries that took no
+    part."""
 
     epsilon: float
     epsilon_low: float
@@ -26,13 +26,16 @@ class OneShot:
     deviation: float
 
 
-def one_shot_epsilon(cosines: np.ndarray, dimension: int, delta: float) -> OneShot:
+def one_shot_epsilon(
+    cosines: np.ndarray, dimension: int, delta: float, confidence: float = 0.95
+) -> OneShot:
     """From the cosines [k] of k canaries in random directions to what was released.
 
     A canary that did not take part has a cosine of law N(0, 1/d); the others' is fitted by a
     Gaussian. ε is where the two laws are (ε, δ)-indistinguishable. A fitted variance counts only
     where a chi-square test tells it from 1/d (at 1 %): far out in the tails, where δ is decided,
-    the error of a few hundred canaries would rule. Raises ValueError for fewer than 10 canaries.
+    the error of a few hundred canaries would rule. `epsilon_low` is too high with probability
+    1 - confidence (Student's t). Raises ValueError for fewer than 10 canaries.
     """
     if len(cosines) < 10:
         raise ValueError(f"{len(cosines)} canaries are not enough to fit a law: at least 10")
@@ -40,7 +43,7 @@ def one_shot_epsilon(cosines: np.ndarray, dimension: int, delta: float) -> OneSh
     count, spread = len(cosines), 1 / math.sqrt(dimension)
     ratio = (count - 1) * deviation**2 * dimension
     usual = stats.chi2.ppf(0.005, count - 1) <= ratio <= stats.chi2.ppf(0.995, count - 1)
-    low = mean - 1.645 * deviation / math.sqrt(count)
+    low = mean - stats.t.ppf(confidence, count - 1) * deviation / math.sqrt(count)
     return OneShot(
         epsilon=gaussian_pair_epsilon(spread, mean, spread if usual else deviation, delta),
         epsilon_low=gaussian_pair_epsilon(spread, max(0.0, low), spread, delta),
