@@ -15,7 +15,7 @@ from flwr.app import (
     MetricRecord,
     RecordDict,
 )
-from flwr.serverapp import Grid
+from memory_grid import MemoryGrid
 
 import attacks
 from attacks import AttackingGrid, fixed_corrupt, redrawn_corrupt
@@ -49,14 +49,14 @@ def trained_record(client_id: int) -> ArrayRecord:
     )
 
 
-class MemoryGrid(Grid):
+class HonestGrid(MemoryGrid):
     """Node 100 + i is client i, answers at once, in reverse order, and may fail."""
 
     def __init__(self, failing: Iterable[int] = (), silent: Iterable[int] = ()) -> None:
+        super().__init__({})
         self.failing, self.silent = set(failing), set(silent)
-        self.sent: list[Message] = []
         self.timeout: float | None = None
-        self.current_run: Any = "a run"
+        self.set_run("a run")
         self.nickname = "memory"
 
     def send_and_receive(
@@ -88,23 +88,6 @@ class MemoryGrid(Grid):
     def get_node_ids(self) -> list[int]:
         return [100, 101]
 
-    def create_message(
-        self,
-        content: RecordDict,
-        message_type: str,
-        dst_node_id: int,
-        group_id: str,
-        ttl: float | None = None,
-    ) -> Message:
-        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
-
-    def set_run(self, run: Any) -> None:
-        self.current_run = run
-
-    @property
-    def run(self) -> Any:
-        return self.current_run
-
 
 def order(client_id: int, kind: str = "train", with_ids: bool = True) -> Message:
     config = ConfigRecord(
@@ -134,16 +117,16 @@ def shared_generator(server_round: int = ROUND) -> np.random.Generator:
 
 
 def attacked(
-    name: str, cohort: Iterable[int] = range(6), inner: MemoryGrid | None = None, **options: Any
+    name: str, cohort: Iterable[int] = range(6), inner: HonestGrid | None = None, **options: Any
 ) -> list[Message]:
     """The replies of a round of `cohort`, of which clients 4 and 5 are corrupt."""
-    grid = AttackingGrid(inner or MemoryGrid(), name, fixed_corrupt(6, 2), SEED, **options)
+    grid = AttackingGrid(inner or HonestGrid(), name, fixed_corrupt(6, 2), SEED, **options)
     return grid.send_and_receive([order(i) for i in cohort])
 
 
 @pytest.mark.parametrize("with_ids", [True, False])
 def test_corrupt_replies_are_the_attack_on_all_colluders_and_others_stay(with_ids: bool) -> None:
-    grid = AttackingGrid(MemoryGrid(), "reverse-scaled-average", fixed_corrupt(6, 2), SEED)
+    grid = AttackingGrid(HonestGrid(), "reverse-scaled-average", fixed_corrupt(6, 2), SEED)
     replies = grid.send_and_receive([order(i, with_ids=with_ids) for i in range(6)])
     sent = updates(replies)
     assert list(sent) == [5, 4, 3, 2, 1, 0]
@@ -170,7 +153,7 @@ def test_the_attack_is_told_how_many_replied_and_the_round_s_generator(
         return own
 
     monkeypatch.setattr("attacks.simulated.get", lambda name: attacks.VectorAttack(name, spy))
-    inner = MemoryGrid(failing=[0], silent=[1])
+    inner = HonestGrid(failing=[0], silent=[1])
     attacked("spy", cohort=[0, 1, 2, 3, 5, 4], inner=inner)
     attacked("spy", cohort=[0, 1, 2, 3, 5], inner=inner, omniscient=True)
     (own, plain), (partial, omniscient) = calls
@@ -205,7 +188,7 @@ def test_a_cohort_without_corrupt_clients_is_left_alone() -> None:
 
 
 def test_a_corrupt_client_that_fails_cannot_lie() -> None:
-    replies = attacked("all-ones", inner=MemoryGrid(failing=[4]))
+    replies = attacked("all-ones", inner=HonestGrid(failing=[4]))
     errors = [reply for reply in replies if reply.has_error()]
     assert [error.metadata.reply_to_message_id for error in errors] == ["order for 4"]
     sent = updates(reply for reply in replies if reply.has_content())
@@ -236,7 +219,7 @@ def test_a_client_that_raises_answers_with_flower_s_error() -> None:
 
 
 def test_label_flip_is_written_into_the_corrupt_clients_orders() -> None:
-    inner = MemoryGrid()
+    inner = HonestGrid()
     sent = updates(attacked("label-flip", inner=inner))
     poisons = [message.content["config"].get("poison") for message in inner.sent]
     assert poisons == [None] * 4 + ["label-flip"] * 2
@@ -244,7 +227,7 @@ def test_label_flip_is_written_into_the_corrupt_clients_orders() -> None:
 
 
 def test_messages_of_other_types_pass_through() -> None:
-    grid = AttackingGrid(MemoryGrid(), "nan", fixed_corrupt(6, 6), SEED)
+    grid = AttackingGrid(HonestGrid(), "nan", fixed_corrupt(6, 6), SEED)
     for kind in ("evaluate", "query"):
         sent = updates(grid.send_and_receive([order(5, kind)], timeout=4.0))
         np.testing.assert_array_equal(sent[5], gradient(5))
@@ -254,14 +237,14 @@ def test_messages_of_other_types_pass_through() -> None:
 
 
 def test_everything_else_is_the_inner_grid_s() -> None:
-    inner = MemoryGrid()
+    inner = HonestGrid()
     grid = AttackingGrid(inner, "nan", fixed_corrupt(6, 2), SEED)
     grid.send_and_receive([order(0)], timeout=7.5)
     assert inner.timeout == 7.5
     assert grid.get_node_ids() == [100, 101]
     assert grid.run == "a run"
     grid.set_run("another run")
-    assert inner.current_run == "another run"
+    assert inner.run == "another run"
     assert grid.nickname == "memory"
     assert grid.push_messages([order(1, "query")]) == ["pushed 101"]
     assert len(list(grid.pull_messages(["a", "b"]))) == 2
@@ -271,7 +254,7 @@ def test_everything_else_is_the_inner_grid_s() -> None:
 
 
 def test_train_messages_cannot_slip_past_the_attack() -> None:
-    grid = AttackingGrid(MemoryGrid(), "nan", fixed_corrupt(6, 2), SEED)
+    grid = AttackingGrid(HonestGrid(), "nan", fixed_corrupt(6, 2), SEED)
     assert grid.synchronous  # so that strategies ask for the round in one call
     with pytest.raises(ValueError, match="send_and_receive"):
         grid.push_messages([order(5)])
@@ -281,7 +264,7 @@ def test_train_messages_cannot_slip_past_the_attack() -> None:
 def test_an_order_without_what_the_attack_needs_is_refused(key: str) -> None:
     message = order(0)
     del message.content["config"][key]
-    grid = AttackingGrid(MemoryGrid(), "nan", fixed_corrupt(6, 2), SEED)
+    grid = AttackingGrid(HonestGrid(), "nan", fixed_corrupt(6, 2), SEED)
     with pytest.raises(ValueError, match=f"needs a number under '{key}'"):
         grid.send_and_receive([message])
 
@@ -289,13 +272,13 @@ def test_an_order_without_what_the_attack_needs_is_refused(key: str) -> None:
 def test_the_learning_rate_may_have_another_key() -> None:
     message = order(5)
     message.content["config"]["lr"] = message.content["config"].pop("local-lr")
-    grid = AttackingGrid(MemoryGrid(), "sign-flip", fixed_corrupt(6, 2), SEED, local_lr_key="lr")
+    grid = AttackingGrid(HonestGrid(), "sign-flip", fixed_corrupt(6, 2), SEED, local_lr_key="lr")
     sent = updates(grid.send_and_receive([message]))
     np.testing.assert_allclose(sent[5], -gradient(5), rtol=1e-6)
 
 
 def test_a_reply_that_is_no_model_is_named() -> None:
-    class Strange(MemoryGrid):
+    class Strange(HonestGrid):
         def answer(self, client_id: int, message: Message) -> Message:
             reply = super().answer(client_id, message)
             del reply.content.array_records["arrays"]["bias"]

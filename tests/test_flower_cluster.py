@@ -6,11 +6,11 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from process_watch import running, until
 
 from launch import deployment
 from launch.flower_cluster import DeploymentError, FlowerCluster, Node
@@ -131,21 +131,6 @@ def expected_model(rounds: int, clients: int = 3) -> list[float]:
     mean_step = (clients + 1) / 2
     scale = sum(3.0**-power for power in range(rounds))
     return [mean_step * scale, 10 * mean_step * scale, 100 * mean_step * scale]
-
-
-def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "the condition did not come true in time"
-        time.sleep(0.02)
-
-
-def running(pid: int) -> bool:
-    try:
-        status = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return False
-    return status.rpartition(")")[2].split()[0] not in "ZX"
 
 
 def processes_of(cluster_id: str, node: int | None = None) -> set[int]:

@@ -8,10 +8,11 @@ import sys
 import textwrap
 import time
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from process_watch import running, until
 
 from launch import interrupts, warden
 from launch.app_bundle import stage_app, write_config
@@ -29,21 +30,6 @@ if child:
     print(os.getpid(), child, flush=True)
 time.sleep(60)
 """
-
-
-def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "the condition did not come true in time"
-        time.sleep(0.01)
-
-
-def running(pid: int) -> bool:
-    try:
-        status = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return False
-    return status.rpartition(")")[2].split()[0] not in "ZX"
 
 
 @pytest.fixture

@@ -1,0 +1,22 @@
+"""Waiting on conditions with a bound, and whether a process still runs."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+
+def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
+    """Return when `condition()` holds; AssertionError after `seconds`."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "the condition did not come true in time"
+        time.sleep(0.01)
+
+
+def running(pid: int) -> bool:
+    """Whether the process exists and has not ended (a zombie has)."""
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return status.rpartition(")")[2].split()[0] not in "ZX"
