@@ -10,14 +10,14 @@ from simulation.privacy_audit import AuditResult
 from simulation.privacy_audit import audit as run_audit
 
 
-def audit(config: RunConfig, canaries: int, runs: int, console: Console) -> bool:
-    """Audit and print what was found; whether the claim still stands."""
+def audit(config: RunConfig, canaries: int, runs: int, console: Console) -> AuditResult:
+    """Audit, with a progress bar on the console."""
     # An absent canary is missing among the clients, on purpose.
     logging.getLogger("blackthorn").setLevel(logging.ERROR)
     with Progress(console=console, transient=True) as progress:
         task = progress.add_task("audit", total=None)
         try:
-            result = run_audit(
+            return run_audit(
                 config,
                 canaries=canaries,
                 runs=runs,
@@ -25,8 +25,6 @@ def audit(config: RunConfig, canaries: int, runs: int, console: Console) -> bool
             )
         except ValueError as error:
             raise ConfigError(str(error)) from error
-    console.print(audit_report(config, result, canaries, runs), markup=False, highlight=False)
-    return not result.refuted
 
 
 def audit_report(config: RunConfig, result: AuditResult, canaries: int, runs: int) -> str:

@@ -1,6 +1,7 @@
 """The `blackthorn` command."""
 
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -8,8 +9,9 @@ import typer
 from rich.console import Console
 
 from launch.calibrate import app as calibrate_app
+from launch.output import AsJson, Quiet, failures_told, people_console, print_json
 from launch.recipes import recipe_config
-from server_app.config import ConfigError
+from server_app.config import ConfigError, config_keys
 
 app = typer.Typer(
     name="blackthorn",
@@ -21,9 +23,20 @@ app.add_typer(calibrate_app, name="calibrate")
 console = Console()
 
 Recipe = Annotated[Path, typer.Argument(help="Recipe: a TOML file of run-config keys.")]
+
+
+def _complete_key(incomplete: str) -> list[str]:
+    return [f"{key}=" for key in config_keys() if key.startswith(incomplete)]
+
+
 Settings = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the recipe (repeatable)."),
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Override a key of the recipe (repeatable).",
+        autocompletion=_complete_key,
+    ),
 ]
 OutputDir = Annotated[
     str | None, typer.Option(help="Run folder; by default a new one under runs/.")
@@ -31,7 +44,13 @@ OutputDir = Annotated[
 
 
 @app.command()
-def simulate(recipe: Recipe, settings: Settings = None, output_dir: OutputDir = None) -> None:
+def simulate(
+    recipe: Recipe,
+    settings: Settings = None,
+    output_dir: OutputDir = None,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
     """Run a recipe in this process.
 
     Example: blackthorn simulate recipes/demo.toml --set attack=all-ones
@@ -39,7 +58,8 @@ def simulate(recipe: Recipe, settings: Settings = None, output_dir: OutputDir = 
     from launch.simulate import simulate as run
 
     config = recipe_config(recipe, settings or (), {"output-dir": output_dir})
-    finish(run(config, console))
+    with failures_told(as_json):
+        finish(run(config, people_console(quiet, as_json)), as_json)
 
 
 @app.command()
@@ -56,6 +76,8 @@ def cluster(
     standard_clients: Annotated[
         bool, typer.Option(help="Flower's own client program: a new Python for every message.")
     ] = False,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
 ) -> None:
     """Run a recipe as a real deployment on this machine: processes that talk over gRPC.
 
@@ -69,7 +91,9 @@ def cluster(
         "output-dir": output_dir,
     }
     config = recipe_config(recipe, settings or (), options)
-    finish(run(config, console, data=data or (), warm=not standard_clients))
+    people = people_console(quiet, as_json)
+    with failures_told(as_json):
+        finish(run(config, people, data=data or (), warm=not standard_clients), as_json)
 
 
 @app.command()
@@ -78,6 +102,8 @@ def demo(
         "recipes/demo.toml"
     ),
     output_dir: Annotated[Path, typer.Option(help="Folder of both runs.")] = Path("runs/demo"),
+    quiet: Quiet = False,
+    as_json: AsJson = False,
 ) -> None:
     """Plain averaging against RAGE, with clients that lie.
 
@@ -85,18 +111,29 @@ def demo(
     """
     from launch.demo import demo as run
 
-    run(recipe, output_dir, console)
+    with failures_told(as_json):
+        summaries = run(recipe, output_dir, people_console(quiet, as_json))
+    if as_json:
+        print_json(summaries)
+    elif quiet:
+        for rule, summary in summaries.items():
+            finish(summary, label=f"[{rule}] ")
 
 
 @app.command()
-def pilot(recipe: Recipe, settings: Settings = None, output_dir: OutputDir = None) -> None:
+def pilot(
+    recipe: Recipe,
+    settings: Settings = None,
+    output_dir: OutputDir = None,
+    quiet: Quiet = False,
+) -> None:
     """Measure a clipping threshold: the recipe once, honest and unclipped.
 
     Example: blackthorn pilot recipes/demo.toml
     """
     from launch.pilot import pilot as run
 
-    run(recipe, settings or (), output_dir, console)
+    run(recipe, settings or (), output_dir, console, people_console(quiet, as_json=False))
 
 
 @app.command()
@@ -145,6 +182,7 @@ def predict(
 @app.command()
 def diagnose(
     runs: Annotated[list[Path], typer.Argument(help="Run folders, one chain each.")],
+    as_json: AsJson = False,
 ) -> None:
     """Whether the posterior samples of one or several runs have mixed.
 
@@ -152,7 +190,9 @@ def diagnose(
     """
     from launch.diagnose import diagnose_runs
 
-    diagnose_runs(runs, console)
+    found = diagnose_runs(runs, people_console(quiet=False, as_json=as_json))
+    if as_json:
+        print_json({"scalars": [asdict(diagnosis) for diagnosis in found]})
 
 
 @app.command()
@@ -163,15 +203,38 @@ def audit(
         200
     ),
     settings: Settings = None,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
 ) -> None:
     """Try to refute a recipe's privacy claim with canary clients, in this process.
 
     Example: blackthorn audit recipes/dp-digits.toml
     """
     from launch.audit import audit as run
+    from launch.audit import audit_report
 
-    if not run(recipe_config(recipe, settings or ()), canaries, runs, console):
+    config = recipe_config(recipe, settings or ())
+    result = run(config, canaries, runs, people_console(quiet, as_json))
+    if as_json:
+        print_json({**asdict(result), "refuted": result.refuted})
+    else:
+        text = audit_report(config, result, canaries, runs)
+        console.print(text, markup=False, highlight=False)
+    if result.refuted:
         raise typer.Exit(1)
+
+
+@app.command()
+def report(
+    run: Annotated[Path, typer.Argument(help="Run folder, also of a run that was killed.")],
+) -> None:
+    """Write a run's plots and its report.html anew, from what is in its folder.
+
+    Example: blackthorn report runs/demo/rage
+    """
+    from server_app.run_report import write_report
+
+    console.print(str(write_report(run)), markup=False, highlight=False, soft_wrap=True)
 
 
 @app.command()
@@ -187,13 +250,18 @@ def keys(
     print(key_document() if markdown else "\n".join(key_lines()), end="" if markdown else "\n")
 
 
-def finish(summary: dict[str, Any]) -> None:
+def finish(summary: dict[str, Any], as_json: bool = False, label: str = "") -> None:
     """Say how the run ended."""
+    if as_json:
+        print_json(summary)
+        return
     final = summary["final"]
     accuracy = final.get("accuracy")
     said = f", accuracy {100 * accuracy:.1f} %" if accuracy is not None else ""
+    epsilon = (summary.get("privacy") or {}).get("epsilon")
+    said += f", epsilon {epsilon:.2f}" if epsilon is not None else ""
     console.print(
-        f"{summary['status']}: {summary['rounds_completed']} rounds in "
+        f"{label}{summary['status']}: {summary['rounds_completed']} rounds in "
         f"{summary['wall_seconds']:.1f} s{said}",
         markup=False,
         highlight=False,
@@ -208,7 +276,7 @@ def finish(summary: dict[str, Any]) -> None:
 def main() -> None:
     """Run the command line: 0 done, 1 a run that failed, 2 a wrong configuration."""
     try:
-        app()
+        app(prog_name="blackthorn")
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)

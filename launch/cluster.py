@@ -15,6 +15,7 @@ from server_app.config import ConfigError, RunConfig, to_mapping
 from server_app.privacy import privacy_of_dead_run
 from server_app.run import RunFailed, prepare
 from server_app.run_folder import read_metrics, read_summary, write_failure
+from server_app.run_report import publish
 
 PACKAGES = ("attacks", "client_app", "server_app", "strategies", "tasks")
 BYZANTINE_PROGRAM = "attacks.flwr_clientapp:main"
@@ -41,9 +42,10 @@ def cluster(
         with FlowerCluster(nodes, folder, warm=warm, start_timeout=config.start_timeout) as flower:
             began = time.monotonic()
             run_id = flower.submit(app_root(), to_mapping(config), packages=PACKAGES)
-            tail = _MetricsTail(folder, RoundPrinter(console, config.num_server_rounds))
-            status = flower.wait(run_id, longest_run(config), lambda _: tail.show_new())
-            tail.show_new()
+            with RoundPrinter(console, config.num_server_rounds) as printer:
+                tail = _MetricsTail(folder, printer)
+                status = flower.wait(run_id, longest_run(config), lambda _: tail.show_new())
+                tail.show_new()
     except KeyboardInterrupt:
         _fail(folder, config, "interrupted")
         raise
@@ -61,7 +63,9 @@ def cluster(
 
 
 def _fail(folder: Path, config: RunConfig, reason: str) -> None:
-    write_failure(folder, config, reason, privacy_of_dead_run(config, folder))
+    written = write_failure(folder, config, reason, privacy_of_dead_run(config, folder))
+    if written and config.report:
+        publish(folder)
 
 
 def longest_run(config: RunConfig) -> float:

@@ -2,6 +2,7 @@
 
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -10,12 +11,16 @@ from launch.recipes import recipe_config
 from launch.simulate import simulate
 from server_app.plots import plot_accuracies
 from server_app.run_folder import read_metrics, write_atomically
+from server_app.run_report import REPORT
 
 RULES = ("mean", "rage")
 
 
-def demo(recipe: Path, folder: Path, console: Console) -> None:
-    """Run the recipe under both rules; leaves FOLDER/mean, FOLDER/rage, a plot and a summary."""
+def demo(recipe: Path, folder: Path, console: Console) -> dict[str, dict[str, Any]]:
+    """Run the recipe under both rules; leaves FOLDER/mean, FOLDER/rage, a plot and a summary.
+
+    Returns both summaries.
+    """
     set_aside(folder)
     config = recipe_config(recipe)
     console.print(
@@ -23,15 +28,18 @@ def demo(recipe: Path, folder: Path, console: Console) -> None:
         f"({config.attack}).\n",
         highlight=False,
     )
+    summaries = {}
     for rule in RULES:
         run = config.model_copy(update={"aggregator": rule, "output_dir": str(folder / rule)})
-        simulate(run, console, label=f"[{rule}] ")
+        summaries[rule] = simulate(run, console, label=f"[{rule}] ")
     console.print(_table(folder))
-    plot = plot_accuracies({rule: folder / rule for rule in RULES}, folder / "accuracy.png")
+    runs = {rule: read_metrics(folder / rule) for rule in RULES}
+    plot = plot_accuracies(runs, folder / "accuracy.png")
     summary = (folder / "rage" / "summary.json").read_bytes()
     write_atomically(folder / "summary.json", summary)
     console.print(f"Plot: {plot}", markup=False, highlight=False)
-    console.print(_next_steps(recipe), markup=False, highlight=False)
+    console.print(_next_steps(recipe, folder), markup=False, highlight=False)
+    return summaries
 
 
 def set_aside(folder: Path) -> None:
@@ -57,9 +65,10 @@ def _table(folder: Path) -> Table:
     return table
 
 
-def _next_steps(recipe: Path) -> str:
+def _next_steps(recipe: Path, folder: Path) -> str:
     return (
         "\nWhat to try next:\n"
+        f"  the whole story     open {folder / 'rage' / REPORT} in a browser\n"
         f"  another attack      blackthorn simulate {recipe} --set attack=gradient-shift\n"
         f"  real processes      blackthorn cluster {recipe} --clients 5 --byzantine 1\n"
         "  all keys            blackthorn keys"

@@ -48,14 +48,21 @@ class NormRecorder:
         self.parameter += [norm * report.local_lr for norm in norms]
 
 
-def pilot(recipe: Path, settings: Sequence[str], output_dir: str | None, console: Console) -> None:
+def pilot(
+    recipe: Path,
+    settings: Sequence[str],
+    output_dir: str | None,
+    console: Console,
+    people: Console | None = None,
+) -> None:
     """Run the recipe as unclipped FedAvg and print c = 0.5 · mean ‖Δ_i‖ (Zhang et al.).
 
-    Raises ConfigError before anything runs, NothingMeasured where no norm came out.
+    The rounds are shown on `people`, by default the same console. Raises ConfigError before
+    anything runs, NothingMeasured where no norm came out.
     """
     config = recipe_config(recipe, settings, {**_UNCLIPPED, "output-dir": output_dir})
     norms = NormRecorder()
-    summary = simulate(config, console, label="[pilot] ", observers=[norms])
+    summary = simulate(config, people or console, label="[pilot] ", observers=[norms])
     if not norms.gradient:
         raise NothingMeasured("no client's update was accepted in any round of the pilot run")
     if not all(map(math.isfinite, norms.gradient)):

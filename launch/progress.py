@@ -1,47 +1,137 @@
-"""One line a round: what a person wants to know while a run is under way."""
+"""What a person wants to know while a run is under way: a bar in a terminal, else lines."""
 
+import time
 from collections.abc import Mapping
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from server_app.run_folder import round_entry
 from strategies.reports import RoundReport
 
 
 def round_line(entry: Mapping[str, Any], num_rounds: int) -> str:
-    """Progress line of one metrics.jsonl entry."""
+    """Progress line of one metrics.jsonl entry, with a line for everything that went wrong."""
     parts = [f"round {entry['round']:>{len(str(num_rounds))}}/{num_rounds}"]
-    if entry.get("accuracy") is not None:
-        parts.append(f"accuracy {100 * entry['accuracy']:5.1f} %")
-    if entry.get("loss") is not None:
-        parts.append(f"loss {entry['loss']:.4f}")
+    parts += quality(entry)
     if entry.get("invited"):
         parts.append(f"replies {entry['replied']}/{entry['invited']}")
     if entry.get("filtered"):
         parts.append(f"filtered {len(entry['filtered'])}")
     if entry.get("seconds"):
         parts.append(f"{sum(entry['seconds'].values()):.1f} s")
-    lines = ["  ".join(parts)]
-    lines += [f"  client {r['client']} rejected: {r['reason']}" for r in entry.get("rejected", [])]
+    return "\n".join(["  ".join(parts), *incidents(entry)])
+
+
+def quality(entry: Mapping[str, Any]) -> list[str]:
+    """Accuracy, loss and epsilon, as far as the entry has them."""
+    parts = []
+    if entry.get("accuracy") is not None:
+        parts.append(f"accuracy {100 * entry['accuracy']:5.1f} %")
+    if entry.get("loss") is not None:
+        parts.append(f"loss {entry['loss']:.4f}")
+    if entry.get("epsilon_rdp") is not None:
+        parts.append(f"epsilon {entry['epsilon_rdp']:.2f}")
+    return parts
+
+
+def incidents(entry: Mapping[str, Any]) -> list[str]:
+    """A line for each rejected client, and for a round that left the model as it was."""
+    lines = [f"  client {r['client']} rejected: {r['reason']}" for r in entry.get("rejected", [])]
     if entry.get("skipped"):
         lines.append(f"  the model stays as it was: {entry['skipped']}")
-    return "\n".join(lines)
+    return lines
+
+
+def time_left(seconds: float) -> str:
+    """Seconds as h:mm:ss."""
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
 
 
 class RoundPrinter:
-    """Observer that prints a line a round."""
+    """Observer that shows the rounds; inside a `with` block of a terminal as a bar, else as lines.
+
+    Whatever the console, what went wrong in a round stays on the screen.
+    """
 
     def __init__(self, console: Console, num_rounds: int, label: str = "") -> None:
         self._console = console
         self._num_rounds = num_rounds
         self._label = label
+        self._began = time.monotonic()
+        self._bar: _Bar | None = None
+
+    def __enter__(self) -> Self:
+        if self._console.is_terminal and not self._console.quiet:
+            self._bar = _Bar(self._console, self._num_rounds, self._label)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
 
     def __call__(self, report: RoundReport) -> None:
-        """Print the round."""
+        """Show the round; what a privacy claim covers, the person at the terminal does not see."""
         self.show(round_entry(report))
 
     def show(self, entry: Mapping[str, Any]) -> None:
-        """Print a metrics.jsonl entry."""
-        text = self._label + round_line(entry, self._num_rounds)
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        """Show a metrics.jsonl entry."""
+        if self._bar is not None:
+            self._bar.show(entry)
+            lines = incidents(entry)
+        else:
+            lines = [self._label + round_line(entry, self._num_rounds) + self._left(entry["round"])]
+        for line in lines:
+            self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    def replies(self, server_round: int, done: int, invited: int) -> None:
+        """Say how many clients of the round under way have answered; only a bar has room for it."""
+        if self._bar is not None:
+            self._bar.replies(server_round, done, invited)
+
+    def _left(self, done: int) -> str:
+        if not 0 < done < self._num_rounds:
+            return ""
+        seconds = (time.monotonic() - self._began) / done * (self._num_rounds - done)
+        return f"  left {time_left(seconds)}" if seconds >= 1 else ""
+
+
+class _Bar:
+    def __init__(self, console: Console, num_rounds: int, label: str) -> None:
+        self._num_rounds = num_rounds
+        self._progress = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=20),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[said]}", markup=False),
+            TextColumn("{task.fields[clients]}", markup=False),
+            TimeRemainingColumn(compact=True, elapsed_when_finished=True),
+            console=console,
+        )
+        self._task = self._progress.add_task(f"{label}round", total=num_rounds, said="", clients="")
+        self._said: dict[str, Any] = {}
+        self._progress.start()
+
+    def show(self, entry: Mapping[str, Any]) -> None:
+        # A round without an evaluation leaves the last one's figures where they are.
+        known = ("accuracy", "loss", "epsilon_rdp")
+        self._said |= {key: entry[key] for key in known if entry.get(key) is not None}
+        clients = f"clients {entry['replied']}/{entry['invited']}" if entry.get("invited") else ""
+        said = "  ".join(quality(self._said))
+        self._progress.update(self._task, completed=entry["round"], said=said, clients=clients)
+
+    def replies(self, server_round: int, done: int, invited: int) -> None:
+        clients = f"clients {done}/{invited} of round {server_round}"
+        self._progress.update(self._task, clients=clients)
+
+    def stop(self) -> None:
+        self._progress.stop()

@@ -9,6 +9,7 @@ from rich.console import Console
 from launch.progress import RoundPrinter
 from server_app.config import ConfigError, RunConfig
 from server_app.run import execute, prepare
+from server_app.run_report import REPORT
 from simulation.engine import EngineGrid
 from strategies.frame import Observer
 
@@ -30,7 +31,10 @@ def simulate(
         grid = EngineGrid(config, prepared.problem)
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    printer = RoundPrinter(console, config.num_server_rounds, label)
-    summary = execute(prepared, grid, [printer, *observers])
-    console.print(f"{label}run folder: {prepared.folder}", markup=False, highlight=False)
+    with RoundPrinter(console, config.num_server_rounds, label) as printer:
+        summary = execute(prepared, grid, [printer, *observers])
+    text = f"{label}run folder: {prepared.folder}"
+    if (prepared.folder / REPORT).exists():
+        text += f" (open {REPORT} in it)"
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
     return summary

@@ -323,6 +323,17 @@ class RunConfig(BaseModel):
     checkpoint_every: int = Field(
         0, ge=0, description="Rounds between checkpoints; 0: only the final model."
     )
+    report: bool = Field(
+        True, description="Draw the plots and write report.html when the run ends."
+    )
+    tensorboard: bool = Field(
+        True, description="Write TensorBoard event files into the run folder."
+    )
+    mlflow_uri: str = Field(
+        "",
+        description="MLflow tracking server or folder (file:///absolute/path) to log the run to; "
+        "needs MLflow. Empty: none.",
+    )
     output_dir: str = Field(
         "", description="Run folder; empty: a new folder under runs/ where the server runs."
     )

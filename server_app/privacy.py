@@ -86,6 +86,13 @@ def privacy_entry(config: RunConfig, strategy: object) -> dict[str, Any] | None:
     return _entry(config, strategy.privacy, strategy.ledger, strategy.figure())
 
 
+def epsilon_so_far(strategy: object) -> float | None:
+    """ε that the ledger holds now, by RDP; None without a central claim."""
+    if not isinstance(strategy, PrivateAveraging) or not strategy.has_central_claim:
+        return None
+    return strategy.ledger.epsilon_rdp
+
+
 def privacy_of_dead_run(config: RunConfig, folder: Path) -> dict[str, Any] | None:
     """The same of a run that left nothing but its ledger; None where it left none."""
     path = ledger_path(config, folder)

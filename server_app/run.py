@@ -14,14 +14,20 @@ from flwr.superlink.grid import InMemoryGrid
 from attacks import AttackingGrid, fixed_corrupt, redrawn_corrupt
 from server_app.build import build_strategy, check_attack
 from server_app.config import ConfigError, RunConfig
-from server_app.instrument_plots import plot_instruments
 from server_app.instruments import Instruments
-from server_app.plots import plot_accuracy
 from server_app.posterior_recorder import PosteriorRecorder
 from server_app.posterior_report import report_posterior
-from server_app.privacy import check_ledger, ledger_path, privacy_entry, privacy_plan
+from server_app.privacy import (
+    check_ledger,
+    epsilon_so_far,
+    ledger_path,
+    privacy_entry,
+    privacy_plan,
+)
 from server_app.privacy_checks import is_noised
 from server_app.run_folder import RunFolder, choose_folder
+from server_app.run_report import publish
+from server_app.tracking import check_tracking, make_trackers
 from strategies import NotEnoughClients, PrivacyPlan
 from strategies.array_codec import decode
 from strategies.frame import EvaluateFn, Observer
@@ -53,6 +59,7 @@ def prepare(config: RunConfig) -> PreparedRun:
     Raises ConfigError with one line.
     """
     check_attack(config)
+    check_tracking(config)
     folder = choose_folder(config)
     try:
         problem = load_problem(config)
@@ -80,15 +87,18 @@ def execute(
     config = prepared.config
     num_classes = prepared.problem.task.num_classes
     instruments = Instruments(config.instruments, num_classes, config.seed)
-    folder = RunFolder(prepared.folder, config, instruments)
+    trackers = make_trackers(config, prepared.folder)
+    folder = RunFolder(prepared.folder, config, instruments, trackers)
     try:
         _federate(prepared, grid, folder, observers)
     except BaseException as error:
         folder.finish("failed", _reason(error))
+        if config.report:
+            publish(prepared.folder)
         raise
     summary = folder.finish("completed")
-    plot_accuracy(prepared.folder)
-    plot_instruments(prepared.folder)
+    if config.report:
+        publish(prepared.folder)
     return summary
 
 
@@ -106,6 +116,7 @@ def _federate(
         ledger_path(config, prepared.folder),
     )
     folder.set_privacy(lambda: privacy_entry(config, strategy))
+    folder.set_epsilon(lambda: epsilon_so_far(strategy))
     result = strategy.start(
         with_simulated_attack(config, grid),
         ArrayRecord(prepared.problem.state()),

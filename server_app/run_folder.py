@@ -15,6 +15,7 @@ from safetensors.numpy import save
 
 from server_app.config import ConfigError, RunConfig, to_mapping
 from server_app.privacy_checks import claims_privacy
+from server_app.tracking import Tracker
 from strategies import RoundReport
 
 METRICS = "metrics.jsonl"
@@ -54,10 +55,13 @@ class ExtraFields(Protocol):
 class RunFolder:
     """Writes what a run leaves behind. It is an observer: call it with each RoundReport."""
 
-    def __init__(self, path: Path, config: RunConfig, extra: ExtraFields) -> None:
+    def __init__(
+        self, path: Path, config: RunConfig, extra: ExtraFields, trackers: Sequence[Tracker] = ()
+    ) -> None:
         self.path = path
         self._config = config
         self._extra = extra
+        self._trackers = trackers
         self._began = time.monotonic()
         self._rounds = 0
         self._final: dict[str, float] = {}
@@ -69,6 +73,7 @@ class RunFolder:
         self.last_skip = ""
         self._confidential = False
         self._privacy: Callable[[], dict[str, Any] | None] = lambda: None
+        self._epsilon: Callable[[], float | None] = lambda: None
         path.mkdir(parents=True, exist_ok=True)
         (path / "config.toml").write_text(tomli_w.dumps(to_mapping(config)), encoding="utf-8")
         self._metrics = (path / METRICS).open("a", encoding="utf-8")
@@ -85,15 +90,23 @@ class RunFolder:
             self.last_skip = report.skipped
         self._confidential = report.confidential
         entry = {**round_entry(report), **self._extra.of_round(report)}
-        self._metrics.write(json.dumps(_finite(entry)) + "\n")
+        epsilon = self._epsilon()
+        if epsilon is not None:
+            entry["epsilon_rdp"] = epsilon
+        self._metrics.write(json.dumps(finite(entry)) + "\n")
         self._metrics.flush()
-
+        for tracker in self._trackers:
+            tracker.round(entry)
         if report.confidential:
             _append(self.path / OPERATOR, operator_entry(report))
 
     def set_privacy(self, entry: Callable[[], dict[str, Any] | None]) -> None:
         """What the summary says of privacy; asked for when the run ends, however it ends."""
         self._privacy = entry
+
+    def set_epsilon(self, epsilon: Callable[[], float | None]) -> None:
+        """What has been spent so far, by RDP; asked for in every round (None: nothing to say)."""
+        self._epsilon = epsilon
 
     def set_output(self, server_round: int, metrics: Mapping[str, float]) -> None:
         """The iterate that the run hands out: after how many rounds it arose, and its metrics."""
@@ -126,6 +139,8 @@ class RunFolder:
             summary["reason"] = reason
         _write_summary(self.path, summary)
         self._metrics.close()
+        for tracker in self._trackers:
+            tracker.finish(summary)
         return summary
 
 
@@ -139,7 +154,7 @@ def _what_ran(config: RunConfig) -> dict[str, Any]:
 
 
 def _write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
-    text = json.dumps(_finite(dict(summary)), indent=2) + "\n"
+    text = json.dumps(finite(dict(summary)), indent=2) + "\n"
     write_atomically(folder / SUMMARY, text.encode())
 
 
@@ -151,13 +166,13 @@ def read_summary(folder: Path) -> dict[str, Any] | None:
 
 def write_failure(
     folder: Path, config: RunConfig, reason: str, privacy: Mapping[str, Any] | None = None
-) -> None:
+) -> bool:
     """summary.json of a run whose server ended without writing one, from its metrics.
 
-    `privacy` is what its ledger says.
+    `privacy` is what its ledger says. False where there was one already, which is left alone.
     """
     if (folder / SUMMARY).exists():
-        return
+        return False
     entries = read_metrics(folder)
     evaluated = [entry for entry in entries if entry.get("evaluated_by")]
     last = evaluated[-1] if evaluated else {}
@@ -177,6 +192,7 @@ def write_failure(
             "reason": reason,
         },
     )
+    return True
 
 
 def _count_clients(entries: Sequence[Mapping[str, Any]]) -> dict[str, int]:
@@ -191,7 +207,7 @@ def _count_clients(entries: Sequence[Mapping[str, Any]]) -> dict[str, int]:
 _OWN_KEYS = (
     *("round", "local_lr", "invited", "replied", "rejected", "filtered", "over_bound"),
     *("seconds", "evaluated_by", "skipped", "instruments", "catastrophic_failure"),
-    "sample_epsilon",
+    *("sample_epsilon", "epsilon_rdp"),
 )
 
 
@@ -231,7 +247,7 @@ def _cohort_entry(report: RoundReport) -> dict[str, Any]:
 
 def _append(path: Path, entry: Mapping[str, Any]) -> None:
     with path.open("a", encoding="utf-8") as stream:
-        stream.write(json.dumps(_finite(dict(entry))) + "\n")
+        stream.write(json.dumps(finite(dict(entry))) + "\n")
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
@@ -254,12 +270,12 @@ def write_atomically(path: Path, data: bytes) -> None:
     temporary.replace(path)
 
 
-def _finite(value: Any) -> Any:
-    """JSON has no NaN: a number that is not finite becomes null."""
+def finite(value: Any) -> Any:
+    """`value` for JSON, which has no NaN: a number that is not finite becomes None."""
     if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: finite(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_finite(item) for item in value]
+        return [finite(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value

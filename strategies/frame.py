@@ -384,11 +384,11 @@ class FederatedStrategy(Strategy):
             confidential=self.confidential,
             seconds={"training": replied - self._broadcast.began},
         )
+        report.seconds["screening"] = time.monotonic() - replied
         if len(contributions) < self.quorum():
             report.skipped = f"{len(contributions)} replies, fewer than {self.quorum()}"
         else:
             self._update_model(model, contributions, report)
-        report.seconds["aggregation"] = time.monotonic() - replied
         if not report.confidential:
             _log_losses(report)
         return report
@@ -396,6 +396,7 @@ class FederatedStrategy(Strategy):
     def _update_model(
         self, model: GlobalModel, contributions: dict[int, Contribution], report: RoundReport
     ) -> None:
+        began = time.monotonic()
         updates = model.current.new_empty(len(contributions), len(model.current))
         for row, contribution in zip(updates, contributions.values(), strict=True):
             row.copy_(contribution.update)
@@ -406,10 +407,14 @@ class FederatedStrategy(Strategy):
         report.over_bound = self._over_bound(updates, model.current, report.accepted)
         try:
             aggregate = self.combine(updates, self.weigh(contributions), report)
+            combined = time.monotonic()
             model.step(self._step, aggregate.vector, self._local_lr)
         except ValueError as error:
             report.skipped = f"the updates cannot be aggregated: {error}"
+            report.seconds["aggregation"] = time.monotonic() - began
             return
+        report.seconds["aggregation"] = combined - began
+        report.seconds["server-step"] = time.monotonic() - combined
         report.model = model.current.clone()
         report.aggregate = aggregate.vector.clone()
         report.weights = aggregate.weights

@@ -36,6 +36,7 @@ class Ledger:
             self._charges = _read(path, plan)
         self.rounds_before = self.rounds
         self._lock: IO[str] | None = None
+        self._epsilon_rdp: float | None = None
 
     @property
     def rounds(self) -> int:
@@ -50,6 +51,15 @@ class Ledger:
     def figure(self) -> Figure:
         """ε of everything that was charged, by the plan's accountant."""
         return spent(self._charges, self._plan.delta, self._plan.accountant)
+
+    @property
+    def epsilon_rdp(self) -> float | None:
+        """ε of everything that was charged, by RDP: never below `figure`, and always at hand.
+
+        None before the first charge, for cohorts without replacement, whose accountant takes too
+        long to ask in every round, and where it is infinite.
+        """
+        return self._epsilon_rdp
 
     def allows(self, release: Release, rounds: int = 1) -> bool:
         """Whether `rounds` more of `release` keep within the plan's budget."""
@@ -82,6 +92,7 @@ class Ledger:
             self._charges[-1] = (release, self._charges[-1][1] + 1)
         else:
             self._charges.append((release, 1))
+        self._epsilon_rdp = self._quick_epsilon()
         if self._path is not None:
             _write_durably(self._path, self._content())
 
@@ -98,9 +109,7 @@ class Ledger:
             "delta": plan.delta,
             "neighbours": plan.relation,
             "rounds": self.rounds,
-            # By RDP, which is quick and above the others; not for cohorts without replacement,
-            # whose accountant takes too long to ask in every round.
-            "epsilon_rdp": self._quick_epsilon(),
+            "epsilon_rdp": self._epsilon_rdp,
             "charges": [
                 {
                     "rounds": count,

@@ -27,7 +27,9 @@ class RoundReport:
     why the model was left as it was (None: it was updated). `metrics` are the evaluation's, empty
     in rounds without. `claimed_norms` is what clients that clip say ‖u_i‖ was before they did, in
     gradient units: instruments may show it, nothing may rely on it. `sample_epsilons` is what
-    clients with local DP-SGD say one of their examples has spent. `confidential`: a privacy claim
+    clients with local DP-SGD say one of their examples has spent. `seconds`: wall time of the
+    phases "training" (broadcast, local training and the way back), "screening", "aggregation"
+    (bounding, the rule, noise), "server-step" and "evaluation". `confidential`: a privacy claim
     covers the model and the metrics alone; all the rest is for the operator's eyes.
     """
 

@@ -26,6 +26,8 @@ def configuration(folder: Path, **options: Any) -> RunConfig:
         "local-steps": 4,
         "batch-size": 0,
         "instruments": True,
+        "report": False,
+        "tensorboard": False,
         "output-dir": str(folder),
         **{key.replace("_", "-"): value for key, value in options.items()},
     }

@@ -14,9 +14,10 @@ from rich.console import Console
 from launch.recipes import recipe_config
 from launch.simulate import simulate
 from server_app.config import RunConfig
-from server_app.instrument_plots import plot_instruments
 from server_app.instruments import Instruments
 from server_app.run_folder import RunFolder, read_metrics, read_summary, write_failure
+from server_app.run_plots import draw_plots
+from server_app.run_record import read_record
 from strategies.instruments import (
     TAIL_LEAST_CLIENTS,
     inverse_noise_index,
@@ -178,6 +179,7 @@ def test_a_runs_lines_hold_what_its_reports_say(tmp_path: Path) -> None:
     entries = run(
         tmp_path,
         [reports.append],
+        report=True,
         algorithm="fat-clipping-pr",
         clip_norm=3.0,
         num_clients=22,
@@ -223,16 +225,16 @@ def test_a_runs_lines_hold_what_its_reports_say(tmp_path: Path) -> None:
     window = [entry["instruments"]["tail_index_window"] for entry in entries]
     expected = [1 / np.mean(inverse[: t + 1]) for t in range(3)]
     assert window == [pytest.approx(value, rel=1e-4) for value in expected]
-    assert sorted(path.name for path in (tmp_path / "plots").iterdir()) == sorted(
-        [*PLOTS, "accuracy.png"]
-    )
+    others = ["accuracy.png", "loss.png", "clients.png", "phases.png"]
+    drawn = {path.name for path in (tmp_path / "plots").iterdir()}
+    assert drawn == {*PLOTS, *others}
     for name in PLOTS:
         assert (tmp_path / "plots" / name).read_bytes().startswith(b"\x89PNG")
     assert read_summary(tmp_path)["catastrophic_failure"] is None
 
 
 def test_few_clients_have_no_tail_index_and_no_plot_of_it(tmp_path: Path) -> None:
-    entries = run(tmp_path, num_server_rounds=2)
+    entries = run(tmp_path, num_server_rounds=2, report=True)
     assert [entry["instruments"]["tail_index"] for entry in entries] == [None, None]
     assert entries[0]["instruments"]["bound_gradient"] is None
     assert not (tmp_path / "plots" / "tail-index.png").exists()
@@ -312,11 +314,13 @@ def test_lines_are_json_whatever_the_updates_hold(tmp_path: Path) -> None:
     folder.finish("completed")
     for line in (tmp_path / "metrics.jsonl").read_text().splitlines():
         json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
-    assert [path.name for path in plot_instruments(tmp_path)] == PLOTS[:3]
+    drawn = [path.name for path in draw_plots(read_record(tmp_path))]
+    assert [name for name in drawn if name in PLOTS] == PLOTS[:3]
 
 
 def test_nothing_to_plot(tmp_path: Path) -> None:
-    assert plot_instruments(tmp_path) == []
+    (tmp_path / "metrics.jsonl").write_text("")
+    assert draw_plots(read_record(tmp_path)) == []
 
 
 def test_the_clipping_factor_counts_what_clients_clipped_themselves() -> None:

@@ -47,6 +47,8 @@ def configuration(folder: Path, **values: Any) -> RunConfig:
             "num-server-rounds": 3,
             "local-steps": 2,
             "batch-size": 8,
+            "report": False,
+            "tensorboard": False,
             "output-dir": str(folder),
             **given,
         }
@@ -73,7 +75,7 @@ def summary_of(folder: Path) -> dict[str, Any]:
 
 def test_a_run_that_completed(tmp_path: Path) -> None:
     folder = tmp_path / "deep" / "run"
-    run = prepared(folder, checkpoint_every=2)
+    run = prepared(folder, checkpoint_every=2, report=True, tensorboard=True)
     returned = execute(run, engine(run))
 
     summary = summary_of(folder)
@@ -99,6 +101,8 @@ def test_a_run_that_completed(tmp_path: Path) -> None:
         assert entry["local_lr"] == 0.1
         assert 0 <= entry["accuracy"] <= 1
         assert entry["loss"] > 0
+        phases = {"training", "screening", "aggregation", "server-step", "evaluation"}
+        assert entry["seconds"].keys() == phases
         assert all(seconds >= 0 for seconds in entry["seconds"].values())
 
     # The model that the summary speaks of is the one in the folder.
@@ -111,9 +115,12 @@ def test_a_run_that_completed(tmp_path: Path) -> None:
     assert entries[-1]["accuracy"] == pytest.approx(metrics["accuracy"])
 
     files = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
-    assert {name for name in files if not name.startswith("plots/")} == {
+    events = {name for name in files if name.startswith("events.out.tfevents.")}
+    assert len(events) == 1
+    assert {name for name in files - events if not name.startswith("plots/")} == {
         "config.toml",
         "metrics.jsonl",
+        "report.html",
         "summary.json",
         "checkpoints/final.safetensors",
         "checkpoints/round-00002.safetensors",

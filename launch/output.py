@@ -1,0 +1,38 @@
+"""What a command says: to people while it works, and at its end to whoever called it."""
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from server_app.run_folder import finite
+
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Only the result, and errors.")]
+AsJson = Annotated[
+    bool,
+    typer.Option("--json", help="The result as one JSON object on stdout; all else on stderr."),
+]
+
+
+def people_console(quiet: bool, as_json: bool) -> Console:
+    """Where a command tells people how far it is."""
+    return Console(quiet=quiet, stderr=as_json)
+
+
+def print_json(result: Mapping[str, Any]) -> None:
+    """One JSON object on one line of stdout."""
+    print(json.dumps(finite(dict(result))))
+
+
+@contextmanager
+def failures_told(as_json: bool) -> Iterator[None]:
+    """With --json also a run that fails says so on stdout, as an object with status and reason."""
+    try:
+        yield
+    except RuntimeError as error:
+        if as_json:
+            print_json({"status": "failed", "reason": str(error)})
+        raise

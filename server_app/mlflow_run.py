@@ -1,0 +1,58 @@
+"""A run in MLflow, at the tracking server or folder that `mlflow-uri` names."""
+
+import os
+import re
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from server_app.config import RunConfig, to_mapping
+from server_app.tracking import scalars
+
+EXPERIMENT = "blackthorn"
+# MLflow's own limits would let a run hang for a quarter of an hour on a server that is not there.
+_LIMITS = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "10", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1"}
+_ALLOWED = re.compile(r"[\w\-./ ]{1,250}")
+
+
+class MlflowRun:
+    """One MLflow run: the configuration as parameters, every round's numbers as metrics.
+
+    Raises whatever MLflow raises where its server cannot be reached.
+    """
+
+    def __init__(self, config: RunConfig, name: str) -> None:
+        for variable, limit in _LIMITS.items():
+            os.environ.setdefault(variable, limit)
+        from mlflow.entities import Metric, Param
+        from mlflow.tracking import MlflowClient
+
+        self._metric = Metric
+        self._client = MlflowClient(tracking_uri=config.mlflow_uri)
+        known = self._client.get_experiment_by_name(EXPERIMENT)
+        experiment = known.experiment_id if known else self._client.create_experiment(EXPERIMENT)
+        self._run = self._client.create_run(experiment, run_name=name).info.run_id
+        parameters = [Param(key, str(value)) for key, value in to_mapping(config).items()]
+        self._client.log_batch(self._run, params=parameters)
+
+    def round(self, entry: Mapping[str, Any]) -> None:
+        """Log the round's numbers."""
+        now = int(1000 * time.time())
+        metrics = [
+            self._metric(name, value, now, entry["round"])
+            for name, value in scalars(entry).items()
+            if _ALLOWED.fullmatch(name)
+        ]
+        self._client.log_batch(self._run, metrics=metrics)
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        """Log what is said of privacy, and end the run as finished or failed."""
+        privacy = summary.get("privacy") or {}
+        if privacy.get("epsilon") is not None:
+            self._client.log_metric(self._run, "epsilon", privacy["epsilon"])
+        if privacy.get("claim"):
+            self._client.set_tag(self._run, "privacy", privacy["claim"])
+        if summary.get("reason"):
+            self._client.set_tag(self._run, "reason", summary["reason"])
+        completed = summary["status"] == "completed"
+        self._client.set_terminated(self._run, "FINISHED" if completed else "FAILED")

@@ -1,0 +1,294 @@
+"""What a run's report says in figures and tables, as plain data for its page."""
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from server_app.config import RunConfig, to_mapping
+from server_app.plots import PHASES
+from server_app.privacy_checks import claims_privacy
+from server_app.run_record import RunRecord
+
+_MOST_ROWS = 30
+_LONGEST_REASON = 300
+
+
+@dataclass(frozen=True)
+class Tile:
+    """One figure of the headline, with a note in small print."""
+
+    label: str
+    value: str
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Cells as text, a row each; `left_out` rows did not fit."""
+
+    heads: tuple[str, ...]
+    rows: Sequence[tuple[str, ...]]
+    left_out: int = 0
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A key of the configuration; `changed` where it is not the default."""
+
+    key: str
+    value: str
+    default: str
+    changed: bool
+    help: str
+
+
+def is_confidential(record: RunRecord) -> bool:
+    """Whether a privacy claim keeps cohorts and times out of everything that is released."""
+    return record.config is not None and claims_privacy(record.config)
+
+
+def headline(record: RunRecord) -> list[Tile]:
+    """The figures that a person looks for first."""
+    summary = record.summary or {}
+    tiles = _quality(record)
+    done = summary.get("rounds_completed")
+    if done is None:
+        done = record.entries[-1]["round"] if record.entries else 0
+    planned = record.values.get("num-server-rounds")
+    skipped = summary.get("rounds_skipped") or sum("skipped" in e for e in record.entries)
+    note = f"{skipped} left the model as it was" if skipped else ""
+    tiles.append(Tile("rounds", f"{done} of {planned}" if planned else str(done), note))
+    tiles += _spent(summary.get("privacy"))
+    tiles += _clients(record)
+    seconds = summary.get("wall_seconds")
+    if seconds is not None:
+        tiles.append(Tile("wall time", duration(seconds)))
+    failed = summary.get("catastrophic_failure")
+    if failed is not None:
+        tiles.append(Tile("model lost in round", str(failed), "accuracy fell to that of guessing"))
+    return tiles
+
+
+def _quality(record: RunRecord) -> list[Tile]:
+    evaluated = [entry for entry in record.entries if entry.get("evaluated_by")]
+    final = (record.summary or {}).get("final") or (evaluated[-1] if evaluated else {})
+    by = evaluated[-1]["evaluated_by"] if evaluated else None
+    note = {"server": "on the server's test set", "clients": "mean over the clients"}.get(by, "")
+    tiles = []
+    if is_number(final.get("accuracy")):
+        tiles.append(Tile("accuracy", f"{100 * final['accuracy']:.1f} %", note))
+    if is_number(final.get("loss")):
+        tiles.append(Tile("loss", f"{final['loss']:.4g}", note))
+    elif evaluated and "loss" in final:
+        tiles.append(Tile("loss", "not finite", note))
+    return tiles
+
+
+def _spent(privacy: Mapping[str, Any] | None) -> list[Tile]:
+    if not privacy:
+        return []
+    epsilon = privacy.get("epsilon")
+    value = f"{epsilon:.3g}" if is_number(epsilon) else "no figure"
+    note = f"δ = {privacy['delta']:g}, {privacy['accountant']}" if is_number(epsilon) else ""
+    return [Tile("privacy spent, ε", value, note)]
+
+
+def _clients(record: RunRecord) -> list[Tile]:
+    if is_confidential(record):
+        return [Tile("clients", "not told", "the privacy claim covers who took part")]
+    counts = (record.summary or {}).get("clients") or {
+        "invited": sum(e.get("invited") or 0 for e in record.entries),
+        "replied": sum(e.get("replied") or 0 for e in record.entries),
+        "rejected": sum(len(e.get("rejected") or []) for e in record.entries),
+    }
+    note = f"{counts['rejected']} rejected, of {counts['invited']} invited, over all rounds"
+    return [Tile("replies accepted", str(counts["replied"]), note)]
+
+
+def rejections(record: RunRecord) -> Table | None:
+    """Why replies did not count: the reason, how often, and whose."""
+    if is_confidential(record):
+        return None
+    clients: dict[str, Counter[str]] = defaultdict(Counter)
+    for entry in record.entries:
+        for item in entry.get("rejected") or []:
+            clients[str(item["reason"])][str(item["client"])] += 1
+    ordered = sorted(clients.items(), key=lambda pair: -pair[1].total())
+    rows = [(_shortened(reason), str(whose.total()), _ids(whose)) for reason, whose in ordered]
+    return _table(("reason", "times", "clients"), rows)
+
+
+def skips(record: RunRecord) -> Table | None:
+    """Rounds that left the model as it was."""
+    rows = [
+        (str(entry["round"]), _shortened(str(entry["skipped"])))
+        for entry in record.entries
+        if entry.get("skipped") and not is_confidential(record)
+    ]
+    return _table(("round", "the model stayed as it was, because"), rows)
+
+
+def filtered(record: RunRecord) -> Table | None:
+    """Whom the aggregation rule left out, in how many of the rounds in which they counted."""
+    if is_confidential(record):
+        return None
+    rounds: dict[int, list[int]] = defaultdict(list)
+    for entry in record.entries:
+        for client in entry.get("filtered") or []:
+            rounds[client].append(entry["round"])
+    ordered = sorted(rounds.items(), key=lambda pair: (-len(pair[1]), pair[0]))
+    rows = [(str(client), str(len(when)), spans(when)) for client, when in ordered]
+    return _table(("client", "rounds", "which"), rows)
+
+
+def privacy_facts(record: RunRecord) -> list[tuple[str, str]]:
+    """The claim in words and what it rests on; empty where nothing is claimed."""
+    privacy = (record.summary or {}).get("privacy")
+    if not privacy:
+        return []
+    names = {
+        "claim": "what is claimed",
+        "epsilon": "ε",
+        "delta": "δ",
+        "neighbours": "neighbours",
+        "accountant": "accountant",
+        "noise_multiplier": "noise multiplier z",
+        "sampling": "sampling",
+        "sample_rate": "sample rate q",
+        "noise_location": "noise is drawn by the",
+        "rounds_charged": "rounds charged",
+        "rounds_of_earlier_runs": "of them in earlier runs",
+    }
+    facts = [
+        (label, _plain(privacy[key]))
+        for key, label in names.items()
+        if privacy.get(key) is not None
+    ]
+    local = privacy.get("local")
+    if local:
+        epsilon = "infinite" if local["epsilon"] is None else f"{local['epsilon']:.4g}"
+        facts.append(("against the server itself", f"ε = {epsilon}: {local['claim']}"))
+    return facts
+
+
+def sample_epsilon(record: RunRecord) -> str | None:
+    """Largest ε of one example that a client with local DP-SGD told of."""
+    told = [e["sample_epsilon"] for e in record.entries if e.get("sample_epsilon")]
+    values = [value for value in (told[-1] if told else {}).values() if is_number(value)]
+    return f"{max(values):.4g}" if values else None
+
+
+def calibration_rows(posterior: Mapping[str, Any]) -> Table | None:
+    """Accuracy, NLL, Brier, ECE and entropy of posterior mean and point estimate."""
+    if "posterior" not in posterior:
+        return None
+    keys = ("accuracy", "nll", "brier", "ece", "entropy")
+    named = {"posterior mean": posterior["posterior"], "point estimate": posterior["point"]}
+    rows = [(name, *(f"{row[key]:.4f}" for key in keys)) for name, row in named.items()]
+    return Table(("", "accuracy", "NLL (nats)", "Brier", "ECE", "entropy (nats)"), rows)
+
+
+def diagnosis_rows(diagnoses: Sequence[Mapping[str, Any]]) -> Table | None:
+    """Mean, deviation, effective sample size and split-R̂ of every scalar that was followed."""
+    rows = [
+        (
+            str(d["name"]),
+            *(_figure(d[key]) for key in ("mean", "deviation", "ess")),
+            _figure(d["rhat"], "{:.3f}"),
+        )
+        for d in diagnoses
+    ]
+    heads = ("scalar", "mean", "deviation", "effective samples", "split-R̂")
+    return _table(heads, rows)
+
+
+def phase_rows(record: RunRecord) -> Table | None:
+    """Where the wall time of the rounds went."""
+    seconds = [entry["seconds"] for entry in record.entries if entry.get("seconds")]
+    total = sum(value or 0.0 for one in seconds for value in one.values())
+    rows = []
+    for phase in PHASES:
+        own = [one[phase] for one in seconds if one.get(phase) is not None]
+        if own:
+            share = 100 * sum(own) / total if total else 0.0
+            cells = (f"{sum(own):.2f}", f"{median(own):.4f}", f"{share:.1f}")
+            rows.append((phase.replace("-", " "), *cells))
+    return _table(("phase", "total (s)", "median (s)", "share (%)"), rows)
+
+
+def settings(record: RunRecord) -> list[Setting]:
+    """The resolved configuration, in the order of declaration; unknown keys come last."""
+    defaults = to_mapping(RunConfig())
+    helps = {
+        name.replace("_", "-"): field.description or ""
+        for name, field in RunConfig.model_fields.items()
+    }
+    keys = [key for key in defaults if key in record.values]
+    keys += [key for key in record.values if key not in defaults]
+    return [
+        Setting(
+            key,
+            _plain(record.values[key]),
+            _plain(defaults[key]) if key in defaults else "unknown",
+            key not in defaults or record.values[key] != defaults[key],
+            helps.get(key, ""),
+        )
+        for key in keys
+    ]
+
+
+def spans(rounds: Sequence[int]) -> str:
+    """Ascending numbers as spans: 1, 2, 3, 7 as 1–3, 7; cut after a dozen."""
+    found: list[list[int]] = []
+    for number in rounds:
+        if found and number == found[-1][1] + 1:
+            found[-1][1] = number
+        else:
+            found.append([number, number])
+    texts = [str(low) if low == high else f"{low}–{high}" for low, high in found[:12]]
+    return ", ".join(texts) + (", …" if len(found) > 12 else "")
+
+
+def duration(seconds: float) -> str:
+    """Seconds as a person says them."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
+
+
+def is_number(value: Any) -> bool:
+    """Whether `value` is a finite number."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _table(heads: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Table | None:
+    if not rows:
+        return None
+    return Table(heads, rows[:_MOST_ROWS], max(0, len(rows) - _MOST_ROWS))
+
+
+def _ids(whose: Counter[str]) -> str:
+    """Client ids, most frequent first, cut after a dozen."""
+    ids = [client for client, _ in whose.most_common()]
+    return ", ".join(ids[:12]) + (f" and {len(ids) - 12} more" if len(ids) > 12 else "")
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _LONGEST_REASON else text[: _LONGEST_REASON - 1] + "…"
+
+
+def _figure(value: Any, form: str = "{:.4g}") -> str:
+    return form.format(value) if is_number(value) else "–"
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return str(value) if value != "" else "(empty)"

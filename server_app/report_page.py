@@ -1,0 +1,130 @@
+"""The page of a run's report: one file without anything from elsewhere.
+
+It is Python rather than a file of its own because Flower's app bundle carries no HTML.
+"""
+
+STYLE = """
+:root { --ink: #1c2024; --soft: #5b6470; --line: #d5dae0; --paper: #ffffff; --card: #f5f7f9;
+  --good: #00674b; --bad: #a33f00; --mark: #0072b2; }
+@media (prefers-color-scheme: dark) { @media screen { :root { --ink: #e8eaed; --soft: #a7b0ba;
+  --line: #3c434b; --paper: #16191c; --card: #20252a; --good: #3fc79c; --bad: #ff9a5c;
+  --mark: #6db9e8; } } }
+* { box-sizing: border-box; }
+body { margin: 0 auto; max-width: 76rem; padding: 1rem; color: var(--ink);
+  background: var(--paper); font: 1rem/1.5 system-ui, sans-serif; overflow-wrap: anywhere; }
+h1 { font-size: 1.6rem; margin: .2rem 0; line-height: 1.25; }
+h2 { font-size: 1.2rem; margin: 2rem 0 .5rem; padding-bottom: .2rem;
+  border-bottom: 1px solid var(--line); }
+p { margin: .4rem 0; max-width: 48rem; }
+.soft, figcaption, small { color: var(--soft); font-size: .875rem; }
+.status { display: inline-block; padding: .05rem .6rem; border: 2px solid; border-radius: 1rem;
+  font-weight: 600; }
+.completed { color: var(--good); } .failed, .incomplete { color: var(--bad); }
+.note { border-left: .3rem solid var(--bad); background: var(--card); padding: .4rem .8rem;
+  margin: .6rem 0; max-width: none; }
+.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(9.5rem, 1fr));
+  gap: .6rem; margin: 1rem 0; padding: 0; list-style: none; }
+.tiles li { background: var(--card); border-radius: .4rem; padding: .5rem .8rem; }
+.tiles strong { display: block; font-size: 1.35rem; line-height: 1.3; }
+.tiles span, .tiles small { display: block; }
+.figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 26rem), 1fr));
+  gap: 1rem; align-items: start; }
+figure { margin: 0; max-width: 40rem; }
+figure img { width: 100%; height: auto; display: block; background: #fff; border-radius: .4rem;
+  border: 1px solid var(--line); }
+.scroll { overflow-x: auto; margin: .6rem 0; }
+table { border-collapse: collapse; font-size: .9rem; }
+th, td { text-align: left; vertical-align: top; padding: .2rem .9rem .2rem 0;
+  border-bottom: 1px solid var(--line); }
+th { font-weight: 600; white-space: nowrap; } td.number { white-space: nowrap;
+  font-variant-numeric: tabular-nums; }
+td.id { min-width: 8rem; }
+.changed td:first-child, .changed td:nth-child(2) { font-weight: 700; }
+.changed td:first-child::before { content: "● "; color: var(--mark); }
+code { font-family: ui-monospace, monospace; font-size: .9em; }
+.defaults { columns: 22rem; column-gap: 2rem; padding: 0; list-style: none; font-size: .875rem; }
+.defaults li { break-inside: avoid; border-bottom: 1px solid var(--line); padding: .1rem 0; }
+@media print { body { max-width: none; padding: 0; font-size: .8rem; } h2 { break-after: avoid; }
+  figure, .tiles li, tr, .note { break-inside: avoid; } .scroll { overflow: visible; }
+  .figures { grid-template-columns: 1fr 1fr; } @page { margin: 1.5cm; } }
+"""
+
+PAGE = """
+{%- macro table(data, id_column=none) -%}
+<div class="scroll"><table>
+<thead><tr>{% for head in data.heads %}<th scope="col">{{ head }}</th>{% endfor %}</tr></thead>
+<tbody>
+{% for row in data.rows %}<tr>{% for cell in row %}<td
+{%- if loop.index0 == id_column %} class="id"{% endif %}>{{ cell }}</td>{% endfor %}</tr>
+{% endfor %}</tbody></table></div>
+{% if data.left_out %}<p class="soft">and {{ data.left_out }} more.</p>{% endif %}
+{%- endmacro -%}
+{%- macro show(figures) -%}
+{% if figures %}<div class="figures">
+{% for figure in figures %}<figure><img src="data:image/png;base64,{{ figure.base64 }}"
+ alt="{{ figure.caption }}"><figcaption>{{ figure.caption }}</figcaption></figure>
+{% endfor %}</div>{% endif %}
+{%- endmacro -%}
+<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy"
+ content="default-src 'none'; img-src data:; style-src 'unsafe-inline'">
+<title>{{ title }} – Blackthorn run report</title>
+<style>{{ style }}</style>
+</head>
+<body>
+<header>
+<p class="soft">Blackthorn run report</p>
+<h1>{{ title }}</h1>
+<p><span class="status {{ status }}">{{ status }}</span></p>
+{% if reason %}<p class="note"><strong>Why it failed:</strong> {{ reason }}</p>{% endif %}
+{% for note in notes %}<p class="note">{{ note }}</p>
+{% endfor %}
+<ul class="tiles">
+{% for tile in tiles %}<li><span class="soft">{{ tile.label }}</span><strong>{{ tile.value }}
+</strong>{% if tile.note %}<small>{{ tile.note }}</small>{% endif %}</li>
+{% endfor %}</ul>
+</header>
+
+{% for section in sections %}
+<section>
+<h2>{{ section.title }}</h2>
+{% for text in section.texts %}<p>{{ text }}</p>
+{% endfor %}
+{% if section.told %}<div class="scroll"><table><tbody>
+{% for name, value in section.told %}<tr><th scope="row">{{ name }}</th><td>{{ value }}</td></tr>
+{% endfor %}</tbody></table></div>{% endif %}
+{{ show(section.figures) }}
+{% for entry in section.tables %}{{ table(entry) }}
+{% endfor %}
+</section>
+{% endfor %}
+
+{% if settings %}<section>
+<h2>Configuration</h2>
+<p>Every key as it was resolved. <code>config.toml</code> in the run folder is a recipe that starts
+the same run again. What differs from the defaults:</p>
+<div class="scroll"><table>
+<thead><tr><th scope="col">key</th><th scope="col">value</th><th scope="col">default</th>
+<th scope="col">meaning</th></tr></thead>
+<tbody>
+{% for setting in settings if setting.changed %}<tr class="changed"><td class="id"><code>
+{{- setting.key }}</code></td><td>{{ setting.value }}</td><td>{{ setting.default }}</td>
+<td class="soft">{{ setting.help }}</td></tr>
+{% else %}<tr><td colspan="4">nothing</td></tr>
+{% endfor %}</tbody></table></div>
+<p>As by default:</p>
+<ul class="defaults">
+{% for setting in settings if not setting.changed %}<li><code>{{ setting.key }}</code> =
+{{ setting.value }}</li>
+{% endfor %}</ul>
+</section>{% endif %}
+<footer><p class="soft">How to read this page: docs/report.md. The plots are also in
+<code>plots/</code>, the numbers in <code>metrics.jsonl</code> and <code>summary.json</code>.</p>
+</footer>
+</body>
+</html>
+"""

@@ -1,0 +1,55 @@
+"""All plots of one run, written as PNGs into its folder; one that fails costs nothing else."""
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+from server_app.instrument_plots import (
+    measured,
+    plot_angles,
+    plot_norms,
+    plot_spread,
+    plot_tails,
+)
+from server_app.plots import plot_accuracy, plot_clients, plot_epsilon, plot_loss, plot_phases
+from server_app.report_privacy import spent_by_round
+from server_app.run_record import RunRecord
+
+logger = logging.getLogger("blackthorn")
+
+FOLDER = "plots"
+
+Draw = Callable[[RunRecord, Path], Path | None]
+
+
+def _epsilon(record: RunRecord, path: Path) -> Path | None:
+    spent = spent_by_round(record)
+    if spent is None:
+        return None
+    return plot_epsilon(spent.points, spent.delta, spent.rounds_before, path)
+
+
+DRAWINGS: dict[str, Draw] = {
+    "accuracy": lambda record, path: plot_accuracy(record.entries, path),
+    "loss": lambda record, path: plot_loss(record.entries, path),
+    "clients": lambda record, path: plot_clients(record.entries, path),
+    "update-norms": lambda record, path: plot_norms(measured(record.entries), path),
+    "update-angles": lambda record, path: plot_angles(measured(record.entries), path),
+    "update-spread": lambda record, path: plot_spread(measured(record.entries), path),
+    "tail-index": lambda record, path: plot_tails(measured(record.entries), path),
+    "epsilon": _epsilon,
+    "phases": lambda record, path: plot_phases(record.entries, path),
+}
+
+
+def draw_plots(record: RunRecord) -> list[Path]:
+    """Draw plots/NAME.png for every name of DRAWINGS that the run has something for."""
+    drawn = []
+    for name, draw in DRAWINGS.items():
+        path = record.folder / FOLDER / f"{name}.png"
+        try:
+            if draw(record, path) is not None:
+                drawn.append(path)
+        except Exception as error:
+            logger.error("plot %s could not be drawn: %s: %s", name, type(error).__name__, error)
+    return drawn

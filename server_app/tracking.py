@@ -1,0 +1,123 @@
+"""Trackers: who is told of every round beside metrics.jsonl, and of nothing more.
+
+A tracker sees the lines of metrics.jsonl and summary.json, not the rounds themselves: what a
+privacy claim keeps out of those files cannot reach it.
+"""
+
+import importlib.util
+import logging
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from statistics import median
+from typing import Any, Protocol
+
+from server_app.config import ConfigError, RunConfig
+
+logger = logging.getLogger("blackthorn")
+
+_LISTS_OF_CLIENTS = ("rejected", "filtered", "over_bound")
+_COUNTS = ("invited", "replied")
+
+
+class Tracker(Protocol):
+    """Follows one run."""
+
+    def round(self, entry: Mapping[str, Any]) -> None:
+        """See a line of metrics.jsonl."""
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        """See summary.json's content; the last call."""
+
+
+def check_tracking(config: RunConfig) -> None:
+    """Raises ConfigError, one line, where `mlflow-uri` is set and MLflow is not installed."""
+    if config.mlflow_uri and importlib.util.find_spec("mlflow") is None:
+        raise ConfigError(
+            f"mlflow-uri = {config.mlflow_uri} is not allowed: MLflow is not installed here "
+            "(pip install 'blackthorn[mlflow]'); or set mlflow-uri to nothing"
+        )
+
+
+def make_trackers(config: RunConfig, folder: Path) -> list[Tracker]:
+    """The trackers that `config` asks for; one that cannot start is left out with a warning."""
+    # Imported where they are wanted: both libraries take their time.
+    trackers: list[Tracker] = []
+    try:
+        if config.tensorboard:
+            from server_app.tensorboard_events import TensorBoardEvents
+
+            trackers.append(Guarded("TensorBoard", TensorBoardEvents(folder)))
+    except Exception as error:
+        _warn("TensorBoard", error)
+    try:
+        if config.mlflow_uri:
+            from server_app.mlflow_run import MlflowRun
+
+            trackers.append(Guarded("MLflow", MlflowRun(config, folder.name)))
+    except Exception as error:
+        _warn("MLflow", error)
+    return trackers
+
+
+class Guarded:
+    """A tracker that, whatever goes wrong with it, is given up and costs the run nothing else."""
+
+    def __init__(self, name: str, tracker: Tracker) -> None:
+        self._name = name
+        self._tracker: Tracker | None = tracker
+
+    def round(self, entry: Mapping[str, Any]) -> None:
+        """Pass the line on."""
+        if self._tracker is not None:
+            try:
+                self._tracker.round(entry)
+            except Exception as error:
+                self._give_up(error)
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        """Pass the summary on."""
+        if self._tracker is not None:
+            try:
+                self._tracker.finish(summary)
+            except Exception as error:
+                self._give_up(error)
+
+    def _give_up(self, error: Exception) -> None:
+        self._tracker = None
+        _warn(self._name, error)
+
+
+def _warn(name: str, error: Exception) -> None:
+    reason = str(error).strip().partition("\n")[0]
+    logger.error("%s is not told of this run: %s: %s", name, type(error).__name__, reason)
+
+
+def scalars(entry: Mapping[str, Any]) -> dict[str, float]:
+    """The finite numbers of a line of metrics.jsonl by name, such as clients/rejected.
+
+    Lists of clients count as their lengths, measures by client as their median.
+    """
+    found: dict[str, Any] = {}
+    for key, value in entry.items():
+        if key in _COUNTS:
+            found[f"clients/{key}"] = value
+        elif key in _LISTS_OF_CLIENTS:
+            found[f"clients/{key}"] = len(value)
+        elif isinstance(value, Mapping):
+            found.update({f"{key}/{name}": _number(item) for name, item in value.items()})
+        elif key != "round":
+            found[key] = value
+    return {name: float(value) for name, value in found.items() if _is_finite(value)}
+
+
+def _number(value: Any) -> Any:
+    """The median of a measure by client; anything else as it is."""
+    if not isinstance(value, Mapping):
+        return value
+    known = [item for item in value.values() if _is_finite(item)]
+    return median(known) if known else None
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -1,0 +1,126 @@
+"""Help of every command has an example that parses; completion works in a shell."""
+
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from launch.cli import app
+
+
+def commands(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Paths of all commands that do something, such as ("calibrate", "dp")."""
+    children = getattr(command, "commands", None)
+    if children is None:
+        yield path
+        return
+    for name, child in children.items():
+        yield from commands(child, (*path, name))
+
+
+ROOT = typer.main.get_command(app)
+PATHS = sorted(commands(ROOT))
+
+
+def command_at(path: tuple[str, ...]) -> click.Command:
+    command: click.Command = ROOT
+    for name in path:
+        command = command.commands[name]  # type: ignore[attr-defined]
+    return command
+
+
+def test_there_are_commands() -> None:
+    assert {("simulate",), ("cluster",), ("report",), ("calibrate", "dp")} <= set(PATHS)
+
+
+def example_of(path: tuple[str, ...]) -> str:
+    text = command_at(path).help or ""
+    _, marker, example = text.partition("Example: ")
+    assert marker, f"the help of {' '.join(path)} has no example"
+    return " ".join(example.split())
+
+
+@pytest.mark.parametrize("path", PATHS, ids=" ".join)
+def test_the_example_of_every_command_parses(path: tuple[str, ...]) -> None:
+    words = shlex.split(example_of(path))
+    assert tuple(words[: len(path) + 1]) == ("blackthorn", *path)
+    # Parses without running: unknown options, missing arguments and wrong types raise.
+    command_at(path).make_context(path[-1], words[len(path) + 1 :])
+
+
+def test_an_example_with_a_wrong_option_would_not_parse() -> None:
+    with pytest.raises(Exception, match="No such option"):
+        command_at(("simulate",)).make_context("simulate", ["recipe.toml", "--no-such-option"])
+
+
+@pytest.mark.parametrize("path", PATHS, ids=" ".join)
+def test_every_help_page_shows_its_example(path: tuple[str, ...]) -> None:
+    result = CliRunner().invoke(app, [*path, "--help"], env={"COLUMNS": "200", "TERM": "dumb"})
+    assert result.exit_code == 0
+    assert "Example: blackthorn" in result.output
+    for parameter in command_at(path).params:
+        said = getattr(parameter, "help", None)
+        assert said or isinstance(parameter, click.Argument), f"{parameter.name} has no help"
+
+
+def test_the_first_page_names_every_command() -> None:
+    result = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "200"})
+    assert all(path[0] in result.output for path in PATHS)
+    assert "--install-completion" in result.output
+
+
+def complete(repository: Path, words: str) -> list[str]:
+    """What bash's completion would offer for the last of the words."""
+    environment = {
+        **os.environ,
+        "_BLACKTHORN_COMPLETE": "complete_bash",
+        "COMP_WORDS": words,
+        "COMP_CWORD": str(len(words.split(" ")) - 1),
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "blackthorn"],
+        cwd=repository,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    return done.stdout.split()
+
+
+def test_completion_offers_commands_options_and_keys(repository: Path) -> None:
+    assert complete(repository, "blackthorn simu") == ["simulate"]
+    assert "--output-dir" in complete(repository, "blackthorn simulate --out")
+    keys = complete(repository, "blackthorn simulate recipe.toml --set num-cl")
+    assert keys == ["num-classes=", "num-clients="]
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_can_be_shown_and_installed(
+    repository: Path, tmp_path: Path, shell: str
+) -> None:
+    environment = {
+        **os.environ,
+        "HOME": str(tmp_path),
+        "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1",
+    }
+    for option in ("--show-completion", "--install-completion"):
+        done = subprocess.run(
+            [sys.executable, "-m", "blackthorn", option, shell],
+            cwd=repository,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert done.returncode == 0, done.stderr
+        assert shell == "fish" or "blackthorn" in done.stdout
+    written = [path.read_text() for path in tmp_path.rglob("*") if path.is_file()]
+    assert any("_BLACKTHORN_COMPLETE" in text for text in written)

@@ -1,0 +1,128 @@
+"""What a person sees while a run is under way, and what a program reads when it has ended."""
+
+import io
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from launch.progress import RoundPrinter, round_line, time_left
+
+ENTRY = {
+    "round": 3,
+    "accuracy": 0.875,
+    "loss": 0.25,
+    "epsilon_rdp": 1.234,
+    "invited": 5,
+    "replied": 4,
+    "rejected": [{"client": 2, "reason": "[red]late[/red]"}],
+    "filtered": [7],
+    "seconds": {"training": 1.0, "evaluation": 0.5},
+}
+
+
+def blackthorn(repository: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "blackthorn", *arguments],
+        cwd=repository,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+
+
+def test_a_line_says_it_all() -> None:
+    first, second = round_line(ENTRY, 12).splitlines()
+    for part in ("3/12", "87.5 %", "loss 0.2500", "epsilon 1.23", "replies 4/5", "filtered 1"):
+        assert part in first
+    assert second == "  client 2 rejected: [red]late[/red]"
+
+
+def test_where_there_is_no_terminal_there_are_lines() -> None:
+    stream = io.StringIO()
+    with RoundPrinter(Console(file=stream, width=40), 12, "[x] ") as printer:
+        printer.show(ENTRY)
+        printer.replies(4, 2, 5)
+    lines = stream.getvalue().splitlines()
+    assert lines == [f"[x] {line}" if n == 0 else line for n, line in
+                     enumerate(round_line(ENTRY, 12).splitlines())]  # fmt: skip
+    assert "\x1b" not in stream.getvalue()
+
+
+def test_in_a_terminal_there_is_a_bar_and_what_went_wrong() -> None:
+    stream = io.StringIO()
+    console = Console(file=stream, width=120, force_terminal=True)
+    with RoundPrinter(console, 12) as printer:
+        printer.show(ENTRY)
+        printer.show({"round": 4, "invited": 5, "replied": 5})
+        printer.replies(5, 2, 5)
+    shown = stream.getvalue()
+    assert "client 2 rejected: [red]late[/red]" in shown
+    plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown)
+    last = plain.splitlines()[-1] or plain.splitlines()[-2]
+    assert "4/12" in last
+    assert "clients 2/5 of round 5" in last
+    # A round that was not evaluated leaves the last figures on the bar.
+    assert "87.5 %" in last
+    assert "epsilon 1.23" in last
+
+
+def test_a_quiet_console_shows_nothing() -> None:
+    stream = io.StringIO()
+    with RoundPrinter(Console(file=stream, force_terminal=True, quiet=True), 12) as printer:
+        printer.show(ENTRY)
+    assert stream.getvalue() == ""
+
+
+def test_time_left() -> None:
+    assert [time_left(s) for s in (0.4, 59.6, 61, 3725)] == [
+        *("0:00:00", "0:01:00", "0:01:01", "1:02:05")
+    ]
+
+
+SMALL = ("num-server-rounds=2", "num-clients=4", "num-byzantine=1", "local-steps=1", "report=false")
+
+
+def small_run(repository: Path, folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:
+    settings = [word for setting in SMALL for word in ("--set", setting)]
+    recipe = str(repository / "recipes" / "demo.toml")
+    return blackthorn(
+        repository, "simulate", recipe, *settings, "--output-dir", str(folder), *flags
+    )
+
+
+def test_json_is_all_there_is_on_stdout(repository: Path, tmp_path: Path) -> None:
+    done = small_run(repository, tmp_path / "run", "--json")
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) == 1
+    assert json.loads(done.stdout) == json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert "round 2/2" in done.stderr
+
+
+def test_quiet_leaves_the_result(repository: Path, tmp_path: Path) -> None:
+    done = small_run(repository, tmp_path / "run", "--quiet")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    (line,) = done.stdout.splitlines()
+    assert line.startswith("completed: 2 rounds in ")
+
+
+def test_a_run_that_fails_says_so_in_json_too(repository: Path, tmp_path: Path) -> None:
+    failing = ("--set", "attack=raise", "--set", "num-byzantine=4", "--json", "--quiet")
+    done = small_run(repository, tmp_path / "run", *failing)
+    assert done.returncode == 1
+    said = json.loads(done.stdout)
+    assert said["status"] == "failed"
+    assert said["reason"].startswith("no round changed the model")
+    assert done.stderr.startswith("failed: no round changed the model")
+
+
+@pytest.mark.parametrize("command", ["simulate", "cluster"])
+def test_a_wrong_configuration_is_no_json(repository: Path, command: str) -> None:
+    done = blackthorn(repository, command, "recipes/demo.toml", "--set", "local-lr=-1", "--json")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "local-lr = -1 is not allowed" in done.stderr

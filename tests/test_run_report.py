@@ -1,0 +1,350 @@
+"""report.html: what is in it, what must never be, and that nothing about it can fail a run."""
+
+import base64
+import itertools
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from digits_runs import configuration
+from PIL import Image
+from rich.console import Console
+from typer.testing import CliRunner
+
+from launch.cli import app
+from launch.simulate import simulate
+from server_app import run_plots, run_report
+from server_app.config import ConfigError
+from server_app.figures import CYCLE
+from server_app.report_facts import spans
+from server_app.report_privacy import first_rounds, spent_by_round
+from server_app.run_folder import read_metrics
+from server_app.run_plots import draw_plots
+from server_app.run_record import read_record
+from server_app.run_report import publish, write_report
+from strategies.accounting import Release, spent
+
+
+class Page(HTMLParser):
+    """Text, tags with attributes, and table rows of a page; refuses tags that do not nest."""
+
+    VOID = ("meta", "img", "br", "link", "hr", "input")
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.text = ""
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.rows: list[list[str]] = []
+        self._open: list[str] = []
+        self.feed(html)
+        self.close()
+        assert self._open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag == "tr":
+            self.rows.append([])
+        elif tag in ("td", "th") and self.rows:
+            self.rows[-1].append("")
+        if tag not in self.VOID:
+            self._open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if "style" in self._open:
+            return
+        self.text += data
+        if self._open and self._open[-1] in ("td", "th", "code", "strong") and "tr" in self._open:
+            self.rows[-1][-1] += data
+
+    def row(self, first: str) -> list[str]:
+        found = [row for row in self.rows if row and row[0].strip() == first]
+        assert len(found) == 1, f"{first}: {len(found)} rows"
+        return [cell.strip() for cell in found[0]]
+
+
+def page_of(folder: Path) -> Page:
+    return Page((folder / "report.html").read_text(encoding="utf-8"))
+
+
+def reported_run(folder: Path, **options: Any) -> dict[str, Any]:
+    return simulate(configuration(folder, report=True, **options), Console(quiet=True))
+
+
+def private_run(folder: Path, **options: Any) -> dict[str, Any]:
+    values = {
+        "algorithm": "dp-fedavg",
+        "clip_norm": 1.0,
+        "noise_multiplier": 2.0,
+        "participation": "poisson",
+        "sample_rate": 0.5,
+        "instruments": False,
+        **options,
+    }
+    return reported_run(folder, **values)
+
+
+def by_hand(folder: Path, lines: list[dict[str, Any]], torn: str = "", **config: Any) -> Path:
+    """A run folder as a killed run leaves it: configuration and lines, no summary."""
+    folder.mkdir(parents=True, exist_ok=True)
+    toml = "".join(f"{key.replace('_', '-')} = {json.dumps(v)}\n" for key, v in config.items())
+    (folder / "config.toml").write_text('algorithm = "rage"\ntask = "digits"\n' + toml)
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (folder / "metrics.jsonl").write_text(text + torn)
+    return folder
+
+
+def test_a_run_leaves_a_page_that_stands_alone(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    summary = reported_run(folder, num_clients=6, attack="nan", num_byzantine=1, local_lr=0.05)
+    page = page_of(folder)
+    assert page.text.count("completed") >= 1
+    assert f"{100 * summary['final']['accuracy']:.1f} %" in page.text
+    assert f"{summary['final']['loss']:.4g}" in page.text
+    assert "3 of 3" in page.text
+    # Five honest clients in each of three rounds, and the one that is rejected.
+    assert "3 rejected, of 18 invited" in page.text
+    reason = read_metrics(folder)[1]["rejected"][0]["reason"]
+    assert page.row(reason)[1:] == ["3", "5"]
+    # What differs from the defaults is marked, and only that.
+    marked = [attrs for tag, attrs in page.tags if tag == "tr" and attrs.get("class") == "changed"]
+    assert len(marked) == len([row for row in page.rows if row and row[0].strip() in CHANGED])
+    assert page.row("local-lr")[1:3] == ["0.05", "0.1"]
+    # Nothing from elsewhere, nothing that runs.
+    tags = {tag for tag, _ in page.tags}
+    assert not tags & {"script", "link", "iframe", "object", "embed", "form"}
+    images = [attrs["src"] or "" for tag, attrs in page.tags if tag == "img"]
+    assert all(source.startswith("data:image/png;base64,") for source in images)
+    drawn = sorted((folder / "plots").iterdir())
+    assert len(images) == len(drawn) >= 7
+    inside = {base64.b64decode(source.partition(",")[2]) for source in images}
+    assert inside == {path.read_bytes() for path in drawn}
+    for path in drawn:
+        with Image.open(path) as image:
+            assert image.width >= 800
+    assert all(attrs.get("alt") for tag, attrs in page.tags if tag == "img")
+
+
+CHANGED = (
+    *("model", "partition", "examples-per-client", "num-clients", "num-server-rounds"),
+    *("local-steps", "batch-size", "local-lr", "attack", "num-byzantine", "instruments"),
+    *("tensorboard", "output-dir"),
+)
+
+
+def test_the_phases_add_up(tmp_path: Path) -> None:
+    reported_run(tmp_path)
+    rows = page_of(tmp_path).rows
+    entries = read_metrics(tmp_path)
+    for phase in ("training", "screening", "aggregation", "server step", "evaluation"):
+        (row,) = [r for r in rows if r and r[0] == phase]
+        measured = sum(entry["seconds"].get(phase.replace(" ", "-"), 0) for entry in entries)
+        assert float(row[1]) == pytest.approx(measured, abs=0.006)
+    shares = [
+        float(row[3])
+        for row in rows
+        if len(row) == 4
+        and row[0] in ("training", "screening", "aggregation", "server step", "evaluation")
+    ]
+    assert sum(shares) == pytest.approx(100, abs=0.3)
+
+
+def test_under_a_claim_nothing_of_the_cohort_is_in_it(tmp_path: Path) -> None:
+    summary = private_run(tmp_path, num_server_rounds=4)
+    operator = tmp_path / "operator.jsonl"
+    lines = [json.loads(line) for line in operator.read_text().splitlines()]
+    # A reason and a time that only the operator may know.
+    lines[1]["rejected"] = [{"client": 3, "reason": "SECRET-REASON"}]
+    lines[1]["seconds"] = {"training": 7654.321}
+    operator.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    html = write_report(tmp_path).read_text()
+    page = Page(html)
+    assert "SECRET-REASON" not in html
+    assert "7654" not in html
+    operator.unlink()
+    assert write_report(tmp_path).read_text() == html
+    assert not (tmp_path / "plots" / "clients.png").exists()
+    assert not (tmp_path / "plots" / "phases.png").exists()
+    assert {path.stem for path in (tmp_path / "plots").iterdir()} == {"accuracy", "loss", "epsilon"}
+    assert f"{summary['privacy']['epsilon']:.3g}" in page.text
+    assert page.row("neighbours")[1] == "add-remove"
+    assert page.row("accountant")[1] == "rdp"
+    assert page.row("what is claimed")[1] == summary["privacy"]["claim"]
+    assert page.row("rounds charged")[1] == "4"
+
+
+def test_the_curve_of_epsilon_is_the_ledgers(tmp_path: Path) -> None:
+    private_run(tmp_path, num_server_rounds=4)
+    curve = spent_by_round(read_record(tmp_path))
+    assert curve is not None
+    assert (curve.delta, curve.rounds_before) == (1e-5, 0)
+    expected = [(t, spent([(Release(2.0, 0.5), t)], 1e-5).epsilon) for t in (1, 2, 3, 4)]
+    assert curve.points == [(t, pytest.approx(epsilon)) for t, epsilon in expected]
+    # And the lines of metrics.jsonl say the same as the run goes.
+    lines = read_metrics(tmp_path)
+    assert "epsilon_rdp" not in lines[0]
+    told = [(line["round"], line["epsilon_rdp"]) for line in lines[1:]]
+    assert told == [(t, pytest.approx(epsilon)) for t, epsilon in expected]
+
+
+def test_the_first_rounds_of_a_ledger() -> None:
+    a, b = Release(1.0), Release(2.0)
+    charges = [(a, 3), (b, 2), (a, 1)]
+    unrolled = [a, a, a, b, b, a]
+    for rounds in range(7):
+        found = [release for release, count in first_rounds(charges, rounds) for _ in range(count)]
+        assert found == unrolled[:rounds]
+
+
+def test_a_killed_run_still_has_a_report(tmp_path: Path) -> None:
+    lines = [
+        {"round": 0, "accuracy": 0.1, "loss": 2.3, "local_lr": 0.1, "evaluated_by": "server"},
+        {"round": 1, "accuracy": 0.625, "loss": 0.7, "local_lr": 0.1, "invited": 3, "replied": 2,
+         "rejected": [{"client": 2, "reason": "late"}], "filtered": [1], "over_bound": [],
+         "seconds": {"training": 1.5, "aggregation": 0.25}, "evaluated_by": "server"},
+    ]  # fmt: skip
+    folder = by_hand(tmp_path / "run", lines, torn='{"round": 2, "accu')
+    page = Page(write_report(folder).read_text())
+    assert "incomplete" in page.text
+    assert "There is no summary.json" in page.text
+    assert "last line of metrics.jsonl is torn" in page.text
+    assert "62.5 %" in page.text
+    assert page.row("late")[1:] == ["1", "2"]
+    assert page.row("1")[1:] == ["1", "1"]  # client 1, filtered in one round, the first
+    assert page.row("training")[1] == "1.50"
+
+
+def test_a_damaged_folder_still_has_a_report(tmp_path: Path) -> None:
+    folder = by_hand(tmp_path / "run", [{"round": 1}])
+    with (folder / "metrics.jsonl").open("ab") as stream:
+        stream.write(b'\xff\xfe{"round"\n[1]\n{"round": "two"}\n')
+    (folder / "summary.json").write_text("{")
+    (folder / "config.toml").write_text("algorithm = ")
+    page = Page(write_report(folder).read_text())
+    assert "3 lines of metrics.jsonl cannot be read" in page.text
+    assert "summary.json cannot be read" in page.text
+    assert "config.toml cannot be read" in page.text
+    assert "incomplete" in page.text
+
+
+def test_a_failed_run_has_a_report_that_says_why(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="no round changed the model"):
+        reported_run(tmp_path, attack="raise", num_byzantine=4)
+    page = page_of(tmp_path)
+    assert "failed" in page.text
+    assert "no round changed the model" in page.text
+
+
+EVIL = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'&{{ 7 * 7 }}"
+
+
+def test_whatever_a_client_says_is_text(tmp_path: Path) -> None:
+    line = {
+        "round": 1, "invited": 1, "replied": 0, "filtered": [], "seconds": {"training": 1.0},
+        "rejected": [{"client": EVIL, "reason": EVIL}], "skipped": EVIL,
+    }  # fmt: skip
+    folder = by_hand(tmp_path / "run", [line], attack=EVIL, unknown_key=EVIL)
+    summary = {"status": EVIL, "reason": EVIL, "final": {"accuracy": EVIL}, "clients": None}
+    (folder / "summary.json").write_text(json.dumps(summary))
+    html = write_report(folder).read_text()
+    page = Page(html)
+    assert "<script" not in html
+    assert "<img src=x" not in html
+    assert EVIL in page.text
+    assert [attrs for tag, attrs in page.tags if any("alert" in (v or "") for v in attrs.values())
+            ] == []  # fmt: skip
+
+
+def test_no_run_no_report(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is not a run folder"):
+        write_report(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    result = CliRunner().invoke(app, ["report", str(tmp_path)])
+    assert isinstance(result.exception, ConfigError)
+
+
+def test_the_command_writes_it_anew(tmp_path: Path) -> None:
+    reported_run(tmp_path)
+    before = (tmp_path / "report.html").read_text()
+    (tmp_path / "report.html").unlink()
+    (tmp_path / "plots" / "accuracy.png").unlink()
+    result = CliRunner().invoke(app, ["report", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    assert result.output.strip() == str(tmp_path / "report.html")
+    assert (tmp_path / "report.html").read_text() == before
+
+
+def test_a_plot_that_fails_costs_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(record: Any, path: Path) -> Path | None:
+        raise ZeroDivisionError(f"no plot at {path.name} of {len(record.entries)} lines")
+
+    monkeypatch.setitem(run_plots.DRAWINGS, "accuracy", broken)
+    summary = reported_run(tmp_path)
+    assert summary["status"] == "completed"
+    assert "plot accuracy could not be drawn: ZeroDivisionError" in caplog.text
+    drawn = {path.stem for path in (tmp_path / "plots").iterdir()}
+    assert "accuracy" not in drawn
+    assert "loss" in drawn
+    assert "completed" in page_of(tmp_path).text
+
+
+def test_a_report_that_fails_does_not_fail_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(run_report, "PAGE", "{{ nonsense }}")
+    assert reported_run(tmp_path)["status"] == "completed"
+    assert "no report of" in caplog.text
+    assert not (tmp_path / "report.html").exists()
+    assert publish(tmp_path / "nowhere") is None
+
+
+def test_a_run_without_a_report(tmp_path: Path) -> None:
+    simulate(configuration(tmp_path, report=False), Console(quiet=True))
+    assert not (tmp_path / "report.html").exists()
+    assert not (tmp_path / "plots").exists()
+
+
+def test_every_plot_can_be_drawn(tmp_path: Path) -> None:
+    reported_run(tmp_path, num_clients=22, partition="iid", algorithm="ce-fedavg", clip_norm=0.5)
+    drawn = {path.stem for path in draw_plots(read_record(tmp_path))}
+    assert drawn == set(run_plots.DRAWINGS) - {"epsilon"}
+
+
+# Machado, Oliveira and Fernandes (2009), severity 1, on linear RGB.
+PROTANOPIA = [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216],
+              [-0.003882, -0.048116, 1.051998]]  # fmt: skip
+DEUTERANOPIA = [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413],
+                [-0.011820, 0.042940, 0.968881]]  # fmt: skip
+TO_XYZ = [[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]
+WHITE = (0.9505, 1.0, 1.089)
+
+
+def lab(colour: str, deficiency: Any) -> np.ndarray:
+    """CIE L*a*b* of a colour as somebody with the deficiency sees it."""
+    srgb = np.array([int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)])
+    linear = np.where(srgb <= 0.04045, srgb / 12.92, ((srgb + 0.055) / 1.055) ** 2.4)
+    xyz = np.array(TO_XYZ) @ np.clip(np.array(deficiency) @ linear, 0, 1) / WHITE
+    f = np.where(xyz > (6 / 29) ** 3, np.cbrt(xyz), xyz / (3 * (6 / 29) ** 2) + 4 / 29)
+    return np.array([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])
+
+
+@pytest.mark.parametrize("deficiency", [np.eye(3), PROTANOPIA, DEUTERANOPIA])
+def test_the_colour_blind_can_tell_the_colours_apart(deficiency: Any) -> None:
+    for one, other in itertools.combinations(CYCLE, 2):
+        difference = np.linalg.norm(lab(one, deficiency) - lab(other, deficiency))
+        assert difference > 15, (one, other)
+
+
+def test_spans_of_rounds() -> None:
+    assert spans([1, 2, 3, 7, 9, 10]) == "1–3, 7, 9–10"
+    assert spans([4]) == "4"
+    assert spans(range(0, 60, 2)).endswith(", …")
+    assert len(re.findall(r"\d+", spans(range(0, 60, 2)))) == 12

@@ -1,0 +1,170 @@
+"""Trackers are told what metrics.jsonl holds, and a private run's trackers no more than that."""
+
+import sys
+import types
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from digits_runs import configuration
+from rich.console import Console
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from launch.simulate import simulate
+from server_app import tracking
+from server_app.config import ConfigError
+from server_app.run import prepare
+from server_app.run_folder import read_metrics, read_summary
+from server_app.tracking import Guarded, check_tracking, make_trackers, scalars
+
+
+def tracked_run(folder: Path, **options: Any) -> dict[str, Any]:
+    values = {"tensorboard": True, **options}
+    return simulate(configuration(folder, **values), Console(quiet=True))
+
+
+def events(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    """Every scalar that TensorBoard itself reads from the folder, as (step, value)."""
+    accumulator = EventAccumulator(str(folder))
+    accumulator.Reload()
+    tags = accumulator.Tags()["scalars"]
+    return {tag: [(e.step, e.value) for e in accumulator.Scalars(tag)] for tag in tags}
+
+
+def test_tensorboard_reads_what_the_lines_say(tmp_path: Path) -> None:
+    tracked_run(tmp_path, num_clients=6, attack="nan", num_byzantine=1)
+    read = events(tmp_path)
+    lines = read_metrics(tmp_path)
+    for key in ("accuracy", "loss", "local_lr"):
+        assert read[key] == [(line["round"], pytest.approx(line[key])) for line in lines]
+    counts = [(line["round"], len(line["rejected"])) for line in lines]
+    assert read["clients/rejected"] == counts
+    assert counts[1] == (1, 1)
+    training = [(line["round"], line["seconds"]["training"]) for line in lines[1:]]
+    assert read["seconds/training"] == [(t, pytest.approx(s)) for t, s in training]
+    norms = [sorted(line["instruments"]["norm_gradient"].values()) for line in lines[1:]]
+    middle = [(t, pytest.approx(row[2], rel=1e-6)) for t, row in enumerate(norms, start=1)]
+    assert read["instruments/norm_gradient"] == middle
+
+
+def test_a_private_runs_events_hold_nothing_of_the_cohort(tmp_path: Path) -> None:
+    tracked_run(
+        tmp_path,
+        algorithm="dp-fedavg",
+        clip_norm=1.0,
+        noise_multiplier=2.0,
+        participation="poisson",
+        sample_rate=0.5,
+        instruments=False,
+    )
+    read = events(tmp_path)
+    assert set(read) == {"accuracy", "loss", "local_lr", "epsilon_rdp"}
+    summary = read_summary(tmp_path)
+    assert summary is not None
+    assert read["epsilon_rdp"][-1] == (3, pytest.approx(summary["privacy"]["epsilon"], rel=1e-6))
+
+
+def test_a_round_is_readable_before_the_next_begins(tmp_path: Path) -> None:
+    seen: list[int] = []
+    simulate(
+        configuration(tmp_path, tensorboard=True),
+        Console(quiet=True),
+        observers=[lambda _: seen.append(len(events(tmp_path).get("accuracy", [])))],
+    )
+    assert seen == [1, 2, 3, 4]
+
+
+def test_tensorboard_can_be_switched_off(tmp_path: Path) -> None:
+    tracked_run(tmp_path, tensorboard=False)
+    assert not list(tmp_path.glob("events.*"))
+
+
+def test_scalars_of_a_line() -> None:
+    line = {
+        "round": 3,
+        "accuracy": 0.5,
+        "loss": None,
+        "invited": 4,
+        "rejected": [{"client": 1, "reason": "late"}],
+        "filtered": [],
+        "evaluated_by": "server",
+        "seconds": {"training": 2.0, "evaluation": None},
+        "instruments": {"norm_gradient": {"0": 1.0, "1": None, "2": 4.0, "3": 2.0}, "tail": None},
+    }
+    assert scalars(line) == {
+        "accuracy": 0.5,
+        "clients/invited": 4.0,
+        "clients/rejected": 1.0,
+        "clients/filtered": 0.0,
+        "seconds/training": 2.0,
+        "instruments/norm_gradient": 2.0,
+    }
+
+
+class Broken:
+    """Fails at the second round."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def round(self, entry: Mapping[str, Any]) -> None:
+        self.calls += 1
+        if entry["round"] == 2:
+            raise ConnectionError("the server\nis gone")
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        raise AssertionError(f"it was given up: {summary}")
+
+
+def test_a_tracker_that_fails_is_given_up(caplog: pytest.LogCaptureFixture) -> None:
+    broken = Broken()
+    tracker = Guarded("Somebody", broken)
+    for server_round in range(5):
+        tracker.round({"round": server_round})
+    tracker.finish({})
+    assert broken.calls == 3
+    assert "Somebody is not told of this run: ConnectionError: the server" in caplog.text
+    assert caplog.text.count("Somebody") == 1
+
+
+def test_a_tracker_that_cannot_start_does_not_stop_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    broken = types.ModuleType("server_app.tensorboard_events")
+    monkeypatch.setitem(sys.modules, "server_app.tensorboard_events", broken)
+    assert tracked_run(tmp_path)["status"] == "completed"
+    assert "TensorBoard is not told of this run: ImportError" in caplog.text
+
+
+def test_mlflow_that_is_missing_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = configuration(tmp_path / "run", mlflow_uri="file:///tmp/somewhere")
+    monkeypatch.setattr(tracking.importlib.util, "find_spec", lambda _: None)
+    with pytest.raises(ConfigError, match=r"mlflow-uri = file:///tmp/somewhere .*pip install"):
+        prepare(config)
+    assert not (tmp_path / "run").exists()
+
+
+def test_mlflow_holds_the_run(tmp_path: Path) -> None:
+    pytest.importorskip("mlflow", reason="needs the extra blackthorn[mlflow]")
+    from mlflow.tracking import MlflowClient
+
+    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    summary = tracked_run(tmp_path / "run", tensorboard=False, mlflow_uri=uri)
+    client = MlflowClient(tracking_uri=uri)
+    experiment = client.get_experiment_by_name("blackthorn")
+    assert experiment is not None
+    (run,) = client.search_runs([experiment.experiment_id])
+    assert (run.info.run_name, run.info.status) == ("run", "FINISHED")
+    assert run.data.params["num-clients"] == "4"
+    assert run.data.metrics["accuracy"] == pytest.approx(summary["final"]["accuracy"])
+    history = client.get_metric_history(run.info.run_id, "loss")
+    told = [(line["round"], pytest.approx(line["loss"])) for line in read_metrics(tmp_path / "run")]
+    assert [(metric.step, metric.value) for metric in history] == told
+
+
+def test_nobody_is_told_where_nobody_asked(tmp_path: Path) -> None:
+    assert make_trackers(configuration(tmp_path), tmp_path) == []
+    check_tracking(configuration(tmp_path))
