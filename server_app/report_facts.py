@@ -75,7 +75,7 @@ def headline(record: RunRecord) -> list[Tile]:
 def _quality(record: RunRecord) -> list[Tile]:
     evaluated = [entry for entry in record.entries if entry.get("evaluated_by")]
     final = (record.summary or {}).get("final") or (evaluated[-1] if evaluated else {})
-    by = evaluated[-1]["evaluated_by"] if evaluated else None
+    by = str(evaluated[-1]["evaluated_by"]) if evaluated else ""
     note = {"server": "on the server's test set", "clients": "mean over the clients"}.get(by, "")
     tiles = []
     if is_number(final.get("accuracy")):
