@@ -38,7 +38,7 @@ def demo(recipe: Path, folder: Path, console: Console) -> dict[str, dict[str, An
     summary = (folder / "rage" / "summary.json").read_bytes()
     write_atomically(folder / "summary.json", summary)
     console.print(f"Plot: {plot}", markup=False, highlight=False)
-    console.print(_next_steps(recipe, folder), markup=False, highlight=False)
+    console.print(_next_steps(recipe, folder), markup=False, highlight=False, soft_wrap=True)
     return summaries
 
 

@@ -31,7 +31,8 @@ def quality(entry: Mapping[str, Any]) -> list[str]:
     if entry.get("accuracy") is not None:
         parts.append(f"accuracy {100 * entry['accuracy']:5.1f} %")
     if entry.get("loss") is not None:
-        parts.append(f"loss {entry['loss']:.4f}")
+        loss = entry["loss"]
+        parts.append(f"loss {loss:.4f}" if loss < 1e6 else f"loss {loss:.3g}")
     if entry.get("epsilon_rdp") is not None:
         parts.append(f"epsilon {entry['epsilon_rdp']:.2f}")
     return parts

@@ -331,8 +331,8 @@ class RunConfig(BaseModel):
     )
     mlflow_uri: str = Field(
         "",
-        description="MLflow tracking server or folder (file:///absolute/path) to log the run to; "
-        "needs MLflow. Empty: none.",
+        description="MLflow tracking server to log the run to (http://host:5000, or a database "
+        "such as sqlite:////absolute/mlflow.db); needs MLflow. Empty: none.",
     )
     output_dir: str = Field(
         "", description="Run folder; empty: a new folder under runs/ where the server runs."

@@ -46,6 +46,25 @@ def is_wide(values: list[float]) -> bool:
     return bool(positive) and max(positive) > _WIDE_RANGE * min(positive)
 
 
+def legend_above(axes: Axes) -> None:
+    """A legend outside of the axes, where it hides nothing; none without labels."""
+    labels = axes.get_legend_handles_labels()[1]
+    if not labels:
+        return
+    columns = 2 if max(map(len, labels)) > 20 else 3
+    legend = axes.legend(
+        loc="lower center",
+        bbox_to_anchor=(0.5, 1.0),
+        ncols=min(columns, len(labels)),
+        fontsize="small",
+        frameon=False,
+    )
+    # A crowd of faint points has a solid one in the legend.
+    for handle in legend.legend_handles:
+        if handle is not None:
+            handle.set_alpha(1.0)
+
+
 def save(figure: Figure, path: Path) -> Path:
     """Write the figure as a PNG."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -57,8 +76,7 @@ def save_rounds(figure: Figure, path: Path) -> Path:
     """Write a figure whose axes all share communication rounds as their x-axis."""
     for axes in figure.axes:
         axes.grid(alpha=0.3)
-        if axes.get_legend_handles_labels()[1]:
-            axes.legend(fontsize="small")
+        legend_above(axes)
     figure.axes[-1].set_xlabel("communication round")
     figure.axes[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
     return save(figure, path)

@@ -1,4 +1,4 @@
-"""A run in MLflow, at the tracking server or folder that `mlflow-uri` names."""
+"""A run in MLflow, at the tracking server or database that `mlflow-uri` names."""
 
 import os
 import re

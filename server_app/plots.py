@@ -5,13 +5,15 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
 
 from server_app.figures import (
+    BLACK,
     BLUE,
     CYCLE,
     GREEN,
     ORANGE,
-    PINK,
+    SKY,
     YELLOW,
     is_wide,
     new_axes,
@@ -71,22 +73,18 @@ def plot_clients(entries: Entries, path: Path) -> Path | None:
         return None
     figure = new_figure()
     axes = new_axes(figure)
-    counts: tuple[tuple[str, str, str, str], ...] = (
-        ("invited", "invited", "-", BLUE),
-        ("replied", "accepted", "--", GREEN),
-        ("filtered", "filtered by the rule", ":", ORANGE),
-        ("rejected", "rejected", "-.", PINK),
-    )
-    for key, label, style, shade in counts:
-        line(
-            axes,
-            [(entry["round"], _count(entry.get(key))) for entry in rounds],
-            style,
-            shade,
-            label,
-        )
+    # Where all who were invited count, their lines lie on each other: the lower one is wider.
+    for key, label, style, shade, width in (
+        ("invited", "invited", "-", SKY, 4.0),
+        ("replied", "accepted", "-", BLUE, 1.5),
+        ("filtered", "filtered by the rule", ":", ORANGE, 1.5),
+        ("rejected", "rejected", "--", BLACK, 1.5),
+    ):
+        points = [(entry["round"], _count(entry.get(key))) for entry in rounds]
+        line(axes, points, style, shade, label, width)
     axes.set(ylabel="clients")
     axes.set_ylim(bottom=0)
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     return save_rounds(figure, path)
 
 
@@ -99,14 +97,16 @@ def plot_phases(entries: Entries, path: Path) -> Path | None:
     axes = new_axes(figure)
     numbers = [entry["round"] for entry in rounds]
     below = [0.0] * len(rounds)
-    shades = (BLUE, YELLOW, ORANGE, "#000000", GREEN)
+    shades = (BLUE, YELLOW, ORANGE, BLACK, GREEN)
     for phase, shade in zip(PHASES, shades, strict=True):
         heights = [entry["seconds"].get(phase) or 0.0 for entry in rounds]
         above = [b + h for b, h in zip(below, heights, strict=True)]
         if len(rounds) > _FEW:
-            axes.fill_between(numbers, below, above, color=shade, lw=0, label=_in_words(phase))
+            axes.fill_between(
+                numbers, below, above, color=shade, lw=0, label=phase.replace("-", " ")
+            )
         else:
-            axes.bar(numbers, heights, 0.8, below, color=shade, label=_in_words(phase))
+            axes.bar(numbers, heights, 0.8, below, color=shade, label=phase.replace("-", " "))
         below = above
     axes.set_ylabel("wall time of a round (s)")
     axes.set_ylim(0, 1.02 * max(below) or 1)
@@ -133,7 +133,12 @@ def series(entries: Entries, key: str) -> list[tuple[int, float]]:
 
 
 def line(
-    axes: Axes, points: Sequence[tuple[int, float]], style: str, shade: str, label: str = ""
+    axes: Axes,
+    points: Sequence[tuple[int, float]],
+    style: str,
+    shade: str,
+    label: str = "",
+    width: float = 1.5,
 ) -> None:
     """A line through `points`, with markers where they are few."""
     marker = "o" if len(points) <= _FEW else ""
@@ -141,6 +146,7 @@ def line(
         *zip(*points, strict=True),
         color=shade,
         linestyle=style,
+        lw=width,
         marker=marker,
         ms=3,
         label=label or None,
@@ -149,9 +155,3 @@ def line(
 
 def _count(value: Any) -> int:
     return len(value) if isinstance(value, list) else int(value or 0)
-
-
-def _in_words(phase: str) -> str:
-    return {"training": "broadcast and local training", "server-step": "server step"}.get(
-        phase, phase
-    )

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from server_app.calibration import NUM_BINS, Calibration
-from server_app.figures import BLUE, CYCLE, colour, new_axes, new_figure, save
+from server_app.figures import BLUE, CYCLE, colour, legend_above, new_axes, new_figure, save
 from server_app.posterior_diagnostics import Traces, import_arviz
 
 _MOST_ROWS = 6
@@ -74,7 +74,7 @@ def plot_reliability(reports: Mapping[str, Calibration], path: Path) -> Path:
         lower.bar(np.arange(NUM_BINS) * width + offset, share, width / len(reports), color=shade)
     upper.set(ylabel="accuracy (share)", ylim=(0, 1), xlim=(0, 1))
     upper.grid(alpha=0.3)
-    upper.legend(loc="upper left", fontsize="small")
+    legend_above(upper)
     lower.set(xlabel="confidence (probability)", ylabel="share of\npredictions")
     return save(figure, path)
 
@@ -98,7 +98,7 @@ def plot_entropy(entropies: Mapping[str, np.ndarray], num_classes: int, path: Pa
             label=name,
         )
     axes.set(xlabel="predictive entropy (nats)", ylabel="density (1/nat)", xlim=(0, edges[-1]))
-    axes.legend(fontsize="small")
+    legend_above(axes)
     return save(figure, path)
 
 

@@ -27,8 +27,9 @@ class Tile:
 
 @dataclass(frozen=True)
 class Table:
-    """Cells as text, a row each; `left_out` rows did not fit."""
+    """Cells as text, a row each, under a title; `left_out` rows did not fit."""
 
+    title: str
     heads: tuple[str, ...]
     rows: Sequence[tuple[str, ...]]
     left_out: int = 0
@@ -91,7 +92,7 @@ def _spent(privacy: Mapping[str, Any] | None) -> list[Tile]:
     if not privacy:
         return []
     epsilon = privacy.get("epsilon")
-    value = f"{epsilon:.3g}" if is_number(epsilon) else "no figure"
+    value = f"{epsilon:#.3g}" if is_number(epsilon) else "no figure"
     note = f"δ = {privacy['delta']:g}, {privacy['accountant']}" if is_number(epsilon) else ""
     return [Tile("privacy spent, ε", value, note)]
 
@@ -118,7 +119,7 @@ def rejections(record: RunRecord) -> Table | None:
             clients[str(item["reason"])][str(item["client"])] += 1
     ordered = sorted(clients.items(), key=lambda pair: -pair[1].total())
     rows = [(_shortened(reason), str(whose.total()), _ids(whose)) for reason, whose in ordered]
-    return _table(("reason", "times", "clients"), rows)
+    return _table("Replies that did not count", ("reason", "times", "clients"), rows)
 
 
 def skips(record: RunRecord) -> Table | None:
@@ -128,7 +129,7 @@ def skips(record: RunRecord) -> Table | None:
         for entry in record.entries
         if entry.get("skipped") and not is_confidential(record)
     ]
-    return _table(("round", "the model stayed as it was, because"), rows)
+    return _table("Rounds that left the model as it was", ("round", "reason"), rows)
 
 
 def filtered(record: RunRecord) -> Table | None:
@@ -139,9 +140,13 @@ def filtered(record: RunRecord) -> Table | None:
     for entry in record.entries:
         for client in entry.get("filtered") or []:
             rounds[client].append(entry["round"])
-    ordered = sorted(rounds.items(), key=lambda pair: (-len(pair[1]), pair[0]))
-    rows = [(str(client), str(len(when)), spans(when)) for client, when in ordered]
-    return _table(("client", "rounds", "which"), rows)
+    # Clients that were left out in the same rounds, such as all liars, share a row.
+    alike: dict[tuple[int, ...], list[int]] = defaultdict(list)
+    for client, when in sorted(rounds.items()):
+        alike[tuple(when)].append(client)
+    ordered = sorted(alike.items(), key=lambda pair: -len(pair[0]))
+    rows = [(spans(clients), str(len(when)), spans(when)) for when, clients in ordered]
+    return _table("Clients that the rule left out", ("clients", "rounds", "which"), rows)
 
 
 def privacy_facts(record: RunRecord) -> list[tuple[str, str]]:
@@ -188,7 +193,8 @@ def calibration_rows(posterior: Mapping[str, Any]) -> Table | None:
     keys = ("accuracy", "nll", "brier", "ece", "entropy")
     named = {"posterior mean": posterior["posterior"], "point estimate": posterior["point"]}
     rows = [(name, *(f"{row[key]:.4f}" for key in keys)) for name, row in named.items()]
-    return Table(("", "accuracy", "NLL (nats)", "Brier", "ECE", "entropy (nats)"), rows)
+    heads = ("", "accuracy", "NLL (nats)", "Brier", "ECE", "entropy (nats)")
+    return Table("Calibration on the test set", heads, rows)
 
 
 def diagnosis_rows(diagnoses: Sequence[Mapping[str, Any]]) -> Table | None:
@@ -202,7 +208,7 @@ def diagnosis_rows(diagnoses: Sequence[Mapping[str, Any]]) -> Table | None:
         for d in diagnoses
     ]
     heads = ("scalar", "mean", "deviation", "effective samples", "split-R̂")
-    return _table(heads, rows)
+    return _table("Have the samples mixed?", heads, rows)
 
 
 def phase_rows(record: RunRecord) -> Table | None:
@@ -216,7 +222,8 @@ def phase_rows(record: RunRecord) -> Table | None:
             share = 100 * sum(own) / total if total else 0.0
             cells = (f"{sum(own):.2f}", f"{median(own):.4f}", f"{share:.1f}")
             rows.append((phase.replace("-", " "), *cells))
-    return _table(("phase", "total (s)", "median (s)", "share (%)"), rows)
+    heads = ("phase", "total (s)", "median (s)", "share (%)")
+    return _table("Seconds by phase", heads, rows)
 
 
 def settings(record: RunRecord) -> list[Setting]:
@@ -266,10 +273,10 @@ def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _table(heads: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Table | None:
+def _table(title: str, heads: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Table | None:
     if not rows:
         return None
-    return Table(heads, rows[:_MOST_ROWS], max(0, len(rows) - _MOST_ROWS))
+    return Table(title, heads, rows[:_MOST_ROWS], max(0, len(rows) - _MOST_ROWS))
 
 
 def _ids(whose: Counter[str]) -> str:

@@ -11,7 +11,7 @@ STYLE = """
   --mark: #6db9e8; } } }
 * { box-sizing: border-box; }
 body { margin: 0 auto; max-width: 76rem; padding: 1rem; color: var(--ink);
-  background: var(--paper); font: 1rem/1.5 system-ui, sans-serif; overflow-wrap: anywhere; }
+  background: var(--paper); font: 1rem/1.5 system-ui, sans-serif; overflow-wrap: break-word; }
 h1 { font-size: 1.6rem; margin: .2rem 0; line-height: 1.25; }
 h2 { font-size: 1.2rem; margin: 2rem 0 .5rem; padding-bottom: .2rem;
   border-bottom: 1px solid var(--line); }
@@ -36,26 +36,37 @@ figure img { width: 100%; height: auto; display: block; background: #fff; border
 table { border-collapse: collapse; font-size: .9rem; }
 th, td { text-align: left; vertical-align: top; padding: .2rem .9rem .2rem 0;
   border-bottom: 1px solid var(--line); }
-th { font-weight: 600; white-space: nowrap; } td.number { white-space: nowrap;
-  font-variant-numeric: tabular-nums; }
-td.id { min-width: 8rem; }
+th { font-weight: 600; } td { font-variant-numeric: tabular-nums; }
+caption { text-align: left; font-weight: 600; padding-top: .4rem;
+  white-space: nowrap; }
+td.long { overflow-wrap: anywhere; min-width: 12rem; }
+h1, .note, .tiles, .defaults { overflow-wrap: anywhere; }
+.settings td.long { min-width: 8rem; }
 .changed td:first-child, .changed td:nth-child(2) { font-weight: 700; }
 .changed td:first-child::before { content: "● "; color: var(--mark); }
 code { font-family: ui-monospace, monospace; font-size: .9em; }
+@media screen and (max-width: 40rem) {
+  .settings thead { display: none; } .settings, .settings tbody { display: block; }
+  .settings tr { display: grid; grid-template-columns: 1fr auto; column-gap: 1rem;
+    border-bottom: 1px solid var(--line); padding: .3rem 0; }
+  .settings td { border: 0; padding: 0; } .settings td:nth-child(2) { text-align: right; }
+  .settings td:nth-child(n+3) { grid-column: 1 / -1; }
+  .settings td:nth-child(3)::before { content: "by default "; color: var(--soft); } }
 .defaults { columns: 22rem; column-gap: 2rem; padding: 0; list-style: none; font-size: .875rem; }
 .defaults li { break-inside: avoid; border-bottom: 1px solid var(--line); padding: .1rem 0; }
 @media print { body { max-width: none; padding: 0; font-size: .8rem; } h2 { break-after: avoid; }
   figure, .tiles li, tr, .note { break-inside: avoid; } .scroll { overflow: visible; }
-  .figures { grid-template-columns: 1fr 1fr; } @page { margin: 1.5cm; } }
+  .figures { grid-template-columns: 1fr 1fr; } .defaults { columns: 3; font-size: .7rem; }
+  @page { margin: 1.5cm; } }
 """
 
 PAGE = """
-{%- macro table(data, id_column=none) -%}
-<div class="scroll"><table>
+{%- macro table(data) -%}
+<div class="scroll"><table><caption>{{ data.title }}</caption>
 <thead><tr>{% for head in data.heads %}<th scope="col">{{ head }}</th>{% endfor %}</tr></thead>
 <tbody>
 {% for row in data.rows %}<tr>{% for cell in row %}<td
-{%- if loop.index0 == id_column %} class="id"{% endif %}>{{ cell }}</td>{% endfor %}</tr>
+{%- if cell|length > 40 %} class="long"{% endif %}>{{ cell }}</td>{% endfor %}</tr>
 {% endfor %}</tbody></table></div>
 {% if data.left_out %}<p class="soft">and {{ data.left_out }} more.</p>{% endif %}
 {%- endmacro -%}
@@ -95,7 +106,8 @@ PAGE = """
 {% for text in section.texts %}<p>{{ text }}</p>
 {% endfor %}
 {% if section.told %}<div class="scroll"><table><tbody>
-{% for name, value in section.told %}<tr><th scope="row">{{ name }}</th><td>{{ value }}</td></tr>
+{% for name, value in section.told %}<tr><th scope="row">{{ name }}</th><td class="long">
+{{- value }}</td></tr>
 {% endfor %}</tbody></table></div>{% endif %}
 {{ show(section.figures) }}
 {% for entry in section.tables %}{{ table(entry) }}
@@ -107,12 +119,13 @@ PAGE = """
 <h2>Configuration</h2>
 <p>Every key as it was resolved. <code>config.toml</code> in the run folder is a recipe that starts
 the same run again. What differs from the defaults:</p>
-<div class="scroll"><table>
+<div class="scroll"><table class="settings">
 <thead><tr><th scope="col">key</th><th scope="col">value</th><th scope="col">default</th>
 <th scope="col">meaning</th></tr></thead>
 <tbody>
-{% for setting in settings if setting.changed %}<tr class="changed"><td class="id"><code>
-{{- setting.key }}</code></td><td>{{ setting.value }}</td><td>{{ setting.default }}</td>
+{% for setting in settings if setting.changed %}<tr class="changed"><td><code>
+{{- setting.key }}</code></td><td{% if setting.value|length > 20 %} class="long"{% endif %}>
+{{- setting.value }}</td><td>{{ setting.default }}</td>
 <td class="soft">{{ setting.help }}</td></tr>
 {% else %}<tr><td colspan="4">nothing</td></tr>
 {% endfor %}</tbody></table></div>

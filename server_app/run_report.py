@@ -42,7 +42,7 @@ _CAPTIONS = {
     "trace": "Values of single coordinates and predictions over the posterior samples.",
     "autocorrelation": "Autocorrelation of the same, against the lag in samples; the band is what "
     "independent samples would show.",
-    "phases": "Wall time of each round by phase.",
+    "phases": "Wall time of each round by phase. The first round also pays for what is done once.",
 }
 
 

@@ -39,7 +39,7 @@ def _run_once(repository: Path, config: RunConfig, work: Path) -> str:
     """One attempt; the log of a run that failed, empty for one that completed."""
     app = stage_app(repository, PACKAGES, work / "app")
     run_config = write_config(to_mapping(config), work / "run-config.toml")
-    with _superlink(work) as (environment, control):
+    with simulating_superlink(work) as (environment, control):
         done = subprocess.run(
             [
                 *("flwr", "run", str(app), "local", "--format", "json"),
@@ -71,7 +71,7 @@ def _finished(api: ControlApi, run_id: int) -> RunStatus:
 
 
 @contextmanager
-def _superlink(work: Path) -> Iterator[tuple[dict[str, str], str]]:
+def simulating_superlink(work: Path) -> Iterator[tuple[dict[str, str], str]]:
     """A simulating SuperLink on free loopback ports: the environment for `flwr`, its address."""
     home = work / "flower-home"
     home.mkdir()

@@ -172,7 +172,7 @@ def test_under_a_claim_nothing_of_the_cohort_is_in_it(tmp_path: Path) -> None:
     assert not (tmp_path / "plots" / "clients.png").exists()
     assert not (tmp_path / "plots" / "phases.png").exists()
     assert {path.stem for path in (tmp_path / "plots").iterdir()} == {"accuracy", "loss", "epsilon"}
-    assert f"{summary['privacy']['epsilon']:.3g}" in page.text
+    assert f"{summary['privacy']['epsilon']:#.3g}" in page.text
     assert page.row("neighbours")[1] == "add-remove"
     assert page.row("accountant")[1] == "rdp"
     assert page.row("what is claimed")[1] == summary["privacy"]["claim"]
@@ -341,6 +341,16 @@ def test_the_colour_blind_can_tell_the_colours_apart(deficiency: Any) -> None:
     for one, other in itertools.combinations(CYCLE, 2):
         difference = np.linalg.norm(lab(one, deficiency) - lab(other, deficiency))
         assert difference > 15, (one, other)
+
+
+def test_clients_that_are_left_out_together_share_a_row(tmp_path: Path) -> None:
+    filtered = [[7, 8, 9, 3], [9, 8, 7], [7, 8, 9, 1]]
+    lines = [{"round": t, "filtered": clients} for t, clients in enumerate(filtered, start=1)]
+    write_report(by_hand(tmp_path / "run", lines))
+    page = page_of(tmp_path / "run")
+    assert page.row("7–9")[1:] == ["3", "1–3"]
+    assert page.row("3")[1:] == ["1", "1"]
+    assert page.row("1")[1:] == ["1", "3"]
 
 
 def test_spans_of_rounds() -> None:

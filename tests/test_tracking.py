@@ -140,9 +140,9 @@ def test_a_tracker_that_cannot_start_does_not_stop_the_run(
 def test_mlflow_that_is_missing_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = configuration(tmp_path / "run", mlflow_uri="file:///tmp/somewhere")
+    config = configuration(tmp_path / "run", mlflow_uri="sqlite:///somewhere.db")
     monkeypatch.setattr(tracking.importlib.util, "find_spec", lambda _: None)
-    with pytest.raises(ConfigError, match=r"mlflow-uri = file:///tmp/somewhere .*pip install"):
+    with pytest.raises(ConfigError, match=r"mlflow-uri = sqlite:///somewhere.db .*pip install"):
         prepare(config)
     assert not (tmp_path / "run").exists()
 

@@ -1,0 +1,313 @@
+"""Every code block of README.md and docs/ is run, or says why it cannot be.
+
+tests/markdown_blocks.py has the markers with which a page says how a block is run.
+"""
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from flower_simulation import simulating_superlink
+from markdown_blocks import BadMarker, Block, blocks_of, tested_elsewhere
+
+from launch.app_bundle import stage_app, write_config
+from launch.cluster import PACKAGES
+from server_app.config import parse_setting, read_recipe
+
+ROOT = Path(__file__).resolve().parent.parent
+SECONDS = 1800
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+_SETTABLE = ("simulate", "cluster", "pilot", "audit")
+
+
+def _all_blocks() -> list[Block]:
+    found = []
+    for path in PAGES:
+        page = path.relative_to(ROOT).as_posix()
+        if tested_elsewhere(path) is None:
+            found += blocks_of(path, page)
+    return found
+
+
+BLOCKS = _all_blocks()
+
+
+# What some blocks need before them; each is told the folder in which the block runs.
+
+
+def _a_run(folder: Path) -> None:
+    words = ["simulate", "recipes/demo.toml", "--set", "num-server-rounds=1"]
+    _blackthorn([*words, "--set", "report=false", "--output-dir", "runs/my-run"], folder)
+
+
+def _posterior_runs(folder: Path) -> None:
+    settings = {
+        "task": "digits",
+        "model": "logistic",
+        "num-server-rounds": 12,
+        "local-lr": 1e-4,
+        "num-clients": 3,
+        "local-steps": 1,
+    }
+    _write_toml(folder / "posterior.toml", {"algorithm": "fa-ld", **settings})
+    for number in (1, 2):
+        run = ["simulate", "posterior.toml", "--set", "report=false"]
+        _blackthorn([*run, "--output-dir", f"runs/chain-{number}"], folder)
+    (folder / "runs" / "my-run").symlink_to("chain-1")
+    generator = np.random.default_rng(0)
+    x = generator.random((20, 64), dtype=np.float32)
+    np.savez(folder / "examples.npz", x=x, y=generator.integers(0, 10, 20))
+    np.savez(folder / "elsewhere.npz", x=x[::-1])
+
+
+def _own_data(folder: Path) -> None:
+    generator = np.random.default_rng(0)
+    for name in ("ward-a", "ward-b"):
+        x = generator.random((40, 64), dtype=np.float32)
+        np.savez(folder / f"{name}.npz", x=x, y=np.arange(40) % 10)
+
+
+def _package(folder: Path) -> None:
+    """The package `blackthorn` as the wheel lays it out (test_wheel.py builds and installs it)."""
+    (folder / "blackthorn").mkdir()
+    for name in ("strategies", "attacks"):
+        (folder / "blackthorn" / name).symlink_to(ROOT / name)
+
+
+def _flower_project(folder: Path) -> None:
+    """What a Flower project has at hand: a grid of seven clients, a model, ArrayRecord."""
+    (folder / "prelude.py").write_text(
+        "from flwr.app import ArrayRecord\n"
+        "from server_app.config import make_config\n"
+        "from simulation.engine import EngineGrid\n"
+        "from tasks.problem import load_problem\n"
+        "config = make_config({'num-clients': 7, 'model': 'logistic', 'local-steps': 1})\n"
+        "problem = load_problem(config)\n"
+        "grid = EngineGrid(config, problem)\n"
+        "class model:\n"
+        "    state_dict = staticmethod(problem.state)\n"
+    )
+
+
+SETUPS: dict[str, Callable[[Path], None]] = {
+    "a-run": _a_run,
+    "posterior-runs": _posterior_runs,
+    "own-data": _own_data,
+    "package": _package,
+    "flower-project": _flower_project,
+}
+
+
+def _write_toml(path: Path, values: dict[str, object]) -> None:
+    path.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items()))
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    paths = [str(folder), str(ROOT), os.environ.get("PYTHONPATH", "")]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "TERM": "dumb"}
+
+
+def _blackthorn(words: list[str], folder: Path, exit_code: int = 0) -> None:
+    _run([sys.executable, "-m", "blackthorn", *words], folder, exit_code)
+
+
+def _run(command: list[str], folder: Path, exit_code: int = 0) -> None:
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        env=_environment(folder),
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        stdin=subprocess.DEVNULL,
+    )
+    said = f"{shlex.join(command)}\n{done.stdout}{done.stderr}"
+    assert done.returncode == exit_code, said
+
+
+def shell_commands(text: str) -> list[list[str]]:
+    """The commands of a block, without comments; a backslash joins lines."""
+    joined = text.replace("\\\n", " ")
+    commands = [shlex.split(line, comments=True) for line in joined.splitlines()]
+    return [words for words in commands if words]
+
+
+def check_make(words: list[str]) -> None:
+    """A `make` command is not run here, CI does that: its targets and variables must exist."""
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for word in words:
+        name, equals, _ = word.partition("=")
+        if equals:
+            assert re.search(rf"\b{re.escape(name)}\b", makefile), f"Makefile knows no {name}"
+        else:
+            pattern = rf"^{re.escape(name)}\s*:(?!=)"
+            assert re.search(pattern, makefile, re.MULTILINE), f"Makefile has no target {name}"
+
+
+def run_shell(block: Block, folder: Path) -> None:
+    commands = shell_commands(block.text)
+    assert commands, "the block holds no command"
+    for number, (program, *words) in enumerate(commands):
+        exit_code = block.exit_code if number == len(commands) - 1 else 0
+        if program == "make":
+            check_make(words)
+        elif program == "blackthorn":
+            if words[0] in _SETTABLE:
+                words += [word for setting in block.settings for word in ("--set", setting)]
+            _blackthorn(words, folder, exit_code)
+        elif program == "flwr":
+            run_flower([program, *words], block.settings, folder)
+        elif program in ("python", "python3"):
+            _run([sys.executable, *words], folder, exit_code)
+        else:
+            pytest.fail(
+                f"{block.name}: nothing here knows how to run {program!r}; mark the block with "
+                "<!-- test: not run because ... --> if it cannot be run"
+            )
+
+
+def run_flower(command: list[str], settings: tuple[str, ...], folder: Path) -> None:
+    """`flwr run .` against a SuperLink of its own, as Flower starts one; the run must complete.
+
+    Flower takes a recipe or single keys, not both: the settings go into a copy of the recipes.
+    """
+    app = stage_app(ROOT, PACKAGES, folder / "app")
+    (app / "recipes").mkdir()
+    changes = dict(parse_setting(setting) for setting in settings)
+    for recipe in (ROOT / "recipes").glob("*.toml"):
+        write_config({**read_recipe(recipe), **changes}, app / "recipes" / recipe.name)
+    work = folder / "work"
+    work.mkdir()
+    with simulating_superlink(work) as (environment, _):
+        done = subprocess.run(
+            command, cwd=app, env=environment, capture_output=True, text=True, timeout=SECONDS
+        )
+    summaries = [json.loads(path.read_text()) for path in work.glob("runs/*/summary.json")]
+    said = f"{done.stdout}{done.stderr}{(work / 'superlink.log').read_text()}"
+    assert [summary["status"] for summary in summaries] == ["completed"], said
+
+
+def run_block(block: Block, folder: Path) -> None:
+    """Run or check one block in `folder`; fails for a language that nobody here knows."""
+    if block.language == "python":
+        prelude = folder / "prelude.py"
+        before = prelude.read_text(encoding="utf-8") if prelude.exists() else ""
+        (folder / "block.py").write_text(before + block.text, encoding="utf-8")
+        _run([sys.executable, "block.py"], folder, block.exit_code)
+    elif block.language == "toml":
+        tomllib.loads(block.text)
+    elif block.language == "json":
+        json.loads(block.text)
+    elif block.language in ("", "sh", "bash", "console", "shell"):
+        run_shell(block, folder)
+    elif block.language == "text":
+        assert block.text.strip()
+    else:
+        pytest.fail(f"{block.name}: nothing here knows how to check {block.language!r}")
+
+
+def _parameter(block: Block) -> object:
+    marks = [getattr(pytest.mark, mark) for mark in block.marks if mark != "data"]
+    return pytest.param(block, id=block.name, marks=marks)
+
+
+@pytest.mark.parametrize("block", [_parameter(b) for b in BLOCKS if not b.exempt])
+def test_a_block_does_what_its_page_says(block: Block, tmp_path: Path) -> None:
+    if "data" in block.marks and not os.environ.get("BLACKTHORN_DATA_DIR"):
+        pytest.skip("BLACKTHORN_DATA_DIR is not set")
+    for name in ("recipes", "docs"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    for name in block.setups:
+        assert name in SETUPS, f"{block.name}: there is no set-up {name}: {', '.join(SETUPS)}"
+        SETUPS[name](tmp_path)
+    run_block(block, tmp_path)
+
+
+def test_there_are_blocks_and_few_are_exempt() -> None:
+    assert len(BLOCKS) >= 15
+    exempt = [block for block in BLOCKS if block.exempt]
+    assert len(exempt) <= len(BLOCKS) // 3, [block.name for block in exempt]
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_a_page_that_is_tested_elsewhere_names_a_test_that_reads_it(path: Path) -> None:
+    other = tested_elsewhere(path)
+    if other is not None:
+        assert path.name in (ROOT / other).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_links_to_files_lead_somewhere(path: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)", path.read_text(encoding="utf-8")):
+        if "://" not in target:
+            assert (path.parent / target).exists(), target
+
+
+# The test itself: what would let a block slip by.
+
+
+def _page(folder: Path, text: str) -> list[Block]:
+    (folder / "page.md").write_text(text)
+    return blocks_of(folder / "page.md", "page.md")
+
+
+def test_all_kinds_of_blocks_are_found(tmp_path: Path) -> None:
+    text = (
+        "a\n\n    make demo\n\n- list\n\n  ```python\n  x = 1\n  ```\n\n> ~~~toml\n> a = 1\n> ~~~\n"
+    )
+    found = _page(tmp_path, text)
+    assert [(b.language, b.text) for b in found] == [
+        *(("", "make demo\n"), ("python", "x = 1\n"), ("toml", "a = 1\n"))
+    ]
+
+
+def test_markers_are_read_and_belong_to_one_block(tmp_path: Path) -> None:
+    marker = "<!-- test: settings a=1 b=2; with a-run; deployment; fails with 2 -->\n\n"
+    first, second = _page(tmp_path, f"{marker}```\nx\n```\n\n```\ny\n```\n")
+    assert (first.settings, first.setups) == (("a=1", "b=2"), ("a-run",))
+    assert (first.marks, first.exit_code) == (("deployment",), 2)
+    assert second == Block("page.md", 7, "", "y\n")
+
+
+@pytest.mark.parametrize(
+    "marker",
+    ["nonsense", "not run because", "not run because so", "settings", "with", "fails with x"],
+)
+def test_a_marker_that_says_nothing_is_an_error(tmp_path: Path, marker: str) -> None:
+    with pytest.raises(BadMarker, match=r"page\.md:1"):
+        _page(tmp_path, f"<!-- test: {marker} -->\n\n```\nx\n```\n")
+
+
+def test_a_marker_without_a_block_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(BadMarker, match="followed by no block"):
+        _page(tmp_path, "<!-- test: slow -->\n\nwords\n\n```\nx\n```\n")
+
+
+@pytest.mark.parametrize(
+    ("language", "text", "message"),
+    [
+        ("", "make no-such-target\n", "no target no-such-target"),
+        ("", "make demo NO_SUCH=1\n", "knows no NO_SUCH"),
+        ("", "rm -rf everything\n", "knows how to run 'rm'"),
+        ("", "# only words\n", "holds no command"),
+        ("", "blackthorn simulate nowhere.toml\n", "nowhere.toml"),
+        ("python", "raise SystemExit(3)\n", "block.py"),
+        ("cobol", "x\n", "'cobol'"),
+        ("toml", "a = \n", ""),
+        ("json", "{\n", ""),
+    ],
+)
+def test_a_block_that_is_wrong_fails(
+    tmp_path: Path, language: str, text: str, message: str
+) -> None:
+    wrong = (AssertionError, ValueError, pytest.fail.Exception)
+    with pytest.raises(wrong, match=re.escape(message)):
+        run_block(Block("page.md", 1, language, text), tmp_path)
