@@ -3,26 +3,20 @@
 import logging
 
 from rich.console import Console
-from rich.progress import Progress
 
+from launch.progress import step_progress
 from server_app.config import ConfigError, RunConfig
 from simulation.privacy_audit import AuditResult
 from simulation.privacy_audit import audit as run_audit
 
 
 def audit(config: RunConfig, canaries: int, runs: int, console: Console) -> AuditResult:
-    """Audit, with a progress bar on the console."""
+    """Audit, telling the console how far it is."""
     # An absent canary is missing among the clients, on purpose.
     logging.getLogger("blackthorn").setLevel(logging.ERROR)
-    with Progress(console=console, transient=True) as progress:
-        task = progress.add_task("audit", total=None)
+    with step_progress(console, "audit") as advance:
         try:
-            return run_audit(
-                config,
-                canaries=canaries,
-                runs=runs,
-                advance=lambda done, total: progress.update(task, completed=done, total=total),
-            )
+            return run_audit(config, canaries=canaries, runs=runs, advance=advance)
         except ValueError as error:
             raise ConfigError(str(error)) from error
 

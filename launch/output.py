@@ -8,8 +8,6 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from server_app.run_folder import finite
-
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Only the result, and errors.")]
 AsJson = Annotated[
     bool,
@@ -24,6 +22,9 @@ def people_console(quiet: bool, as_json: bool) -> Console:
 
 def print_json(result: Mapping[str, Any]) -> None:
     """One JSON object on one line of stdout."""
+    # Brings Flower along, which takes seconds: not for everybody who asks for help.
+    from server_app.run_folder import finite
+
     print(json.dumps(finite(dict(result))))
 
 

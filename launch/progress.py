@@ -1,7 +1,8 @@
 """What a person wants to know while a run is under way: a bar in a terminal, else lines."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self
 
@@ -136,3 +137,26 @@ class _Bar:
 
     def stop(self) -> None:
         self._progress.stop()
+
+
+@contextmanager
+def step_progress(console: Console, what: str) -> Iterator[Callable[[int, int], None]]:
+    """A function to call with steps done and steps in all; a bar in a terminal, else ten lines."""
+    if console.is_terminal:
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+        left = TimeRemainingColumn(compact=True)
+        with Progress(*columns, left, console=console, transient=True) as progress:
+            task = progress.add_task(what, total=None)
+            yield lambda done, total: progress.update(task, completed=done, total=total)
+        return
+    began, tenths = time.monotonic(), 0
+
+    def advance(done: int, total: int) -> None:
+        nonlocal tenths
+        if done and 10 * done // total > tenths:
+            tenths = 10 * done // total
+            seconds = (time.monotonic() - began) / done * (total - done)
+            text = f"{what} {done}/{total}  left {time_left(seconds)}"
+            console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    yield advance

@@ -23,7 +23,7 @@ def plot_traces(traces: Traces, path: Path) -> Path:
         colour(axes)
         for chain in traces.values[:, :, index]:
             axes.plot(chain, lw=0.7)
-        axes.set_ylabel(traces.names[index], fontsize=8)
+        axes.set_ylabel(traces.names[index], fontsize=9)
         _small(axes)
     axes.set_xlabel("posterior sample")
     return save(figure, path)
@@ -45,7 +45,7 @@ def plot_autocorrelation(traces: Traces, path: Path) -> Path:
         band = 1.96 / np.sqrt(draws * len(traces.values))
         axes.axhspan(-band, band, color=BLUE, alpha=0.15, lw=0)
         axes.set(ylim=(-0.5, 1.05))
-        axes.set_ylabel(traces.names[index], fontsize=8)
+        axes.set_ylabel(traces.names[index], fontsize=9)
         _small(axes)
     axes.set_xlabel("lag in posterior samples")
     return save(figure, path)
@@ -112,5 +112,5 @@ def _rows(rows: int) -> Figure:
 
 
 def _small(axes: Axes) -> None:
-    axes.tick_params(labelsize=7)
+    axes.tick_params(labelsize=8)
     axes.grid(alpha=0.3)

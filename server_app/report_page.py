@@ -46,6 +46,7 @@ h1, .note, .tiles, .defaults { overflow-wrap: anywhere; }
 .changed td:first-child::before { content: "● "; color: var(--mark); }
 code { font-family: ui-monospace, monospace; font-size: .9em; }
 @media screen and (max-width: 40rem) {
+  table { font-size: .8rem; } th, td { padding-right: .5rem; }
   .settings thead { display: none; } .settings, .settings tbody { display: block; }
   .settings tr { display: grid; grid-template-columns: 1fr auto; column-gap: 1rem;
     border-bottom: 1px solid var(--line); padding: .3rem 0; }

@@ -87,7 +87,7 @@ def blocks_of(path: Path, page: str) -> list[Block]:
     return found
 
 
-def tested_elsewhere(path: Path) -> str | None:
+def other_test_of(path: Path) -> str | None:
     """The test file that a page names as its own."""
     told = _PAGE.search(path.read_text(encoding="utf-8"))
     return told.group(1) if told else None

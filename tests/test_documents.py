@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from flower_simulation import simulating_superlink
-from markdown_blocks import BadMarker, Block, blocks_of, tested_elsewhere
+from markdown_blocks import BadMarker, Block, blocks_of, other_test_of
 
 from launch.app_bundle import stage_app, write_config
 from launch.cluster import PACKAGES
@@ -32,7 +32,7 @@ def _all_blocks() -> list[Block]:
     found = []
     for path in PAGES:
         page = path.relative_to(ROOT).as_posix()
-        if tested_elsewhere(path) is None:
+        if other_test_of(path) is None:
             found += blocks_of(path, page)
     return found
 
@@ -239,7 +239,7 @@ def test_there_are_blocks_and_few_are_exempt() -> None:
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
 def test_a_page_that_is_tested_elsewhere_names_a_test_that_reads_it(path: Path) -> None:
-    other = tested_elsewhere(path)
+    other = other_test_of(path)
     if other is not None:
         assert path.name in (ROOT / other).read_text(encoding="utf-8")
 

@@ -76,29 +76,20 @@ def test_the_first_page_names_every_command() -> None:
     assert "--install-completion" in result.output
 
 
-def complete(repository: Path, words: str) -> list[str]:
+def complete(words: str) -> list[str]:
     """What bash's completion would offer for the last of the words."""
     environment = {
-        **os.environ,
         "_BLACKTHORN_COMPLETE": "complete_bash",
         "COMP_WORDS": words,
         "COMP_CWORD": str(len(words.split(" ")) - 1),
     }
-    done = subprocess.run(
-        [sys.executable, "-m", "blackthorn"],
-        cwd=repository,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    return done.stdout.split()
+    return CliRunner().invoke(app, [], prog_name="blackthorn", env=environment).output.split()
 
 
-def test_completion_offers_commands_options_and_keys(repository: Path) -> None:
-    assert complete(repository, "blackthorn simu") == ["simulate"]
-    assert "--output-dir" in complete(repository, "blackthorn simulate --out")
-    keys = complete(repository, "blackthorn simulate recipe.toml --set num-cl")
+def test_completion_offers_commands_options_and_keys() -> None:
+    assert complete("blackthorn simu") == ["simulate"]
+    assert "--output-dir" in complete("blackthorn simulate --out")
+    keys = complete("blackthorn simulate recipe.toml --set num-cl")
     assert keys == ["num-classes=", "num-clients="]
 
 
@@ -106,6 +97,7 @@ def test_completion_offers_commands_options_and_keys(repository: Path) -> None:
 def test_completion_can_be_shown_and_installed(
     repository: Path, tmp_path: Path, shell: str
 ) -> None:
+    # Typer reads the variable when it is imported: in a process of its own.
     environment = {
         **os.environ,
         "HOME": str(tmp_path),
@@ -121,6 +113,30 @@ def test_completion_can_be_shown_and_installed(
             timeout=60,
         )
         assert done.returncode == 0, done.stderr
-        assert shell == "fish" or "blackthorn" in done.stdout
+        assert "_BLACKTHORN_COMPLETE" in done.stdout or option == "--install-completion"
     written = [path.read_text() for path in tmp_path.rglob("*") if path.is_file()]
     assert any("_BLACKTHORN_COMPLETE" in text for text in written)
+
+
+def test_the_program_itself_completes_and_is_quick_about_it(repository: Path) -> None:
+    """Neither torch nor Flower may be loaded to complete a word or to show help."""
+    code = (
+        "import sys; import launch.cli as cli; "
+        "assert not {'torch', 'flwr'} & set(sys.modules); cli.main()"
+    )
+    environment = {
+        **os.environ,
+        "_BLACKTHORN_COMPLETE": "complete_bash",
+        "COMP_WORDS": "blackthorn simu",
+        "COMP_CWORD": "1",
+        "PYTHONPATH": str(repository),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=repository,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stdout.split() == ["simulate"], done.stderr

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from launch.progress import RoundPrinter, round_line, time_left
+from launch.cli import main
+from launch.progress import RoundPrinter, round_line, step_progress, time_left
 
 ENTRY = {
     "round": 3,
@@ -23,16 +24,6 @@ ENTRY = {
     "filtered": [7],
     "seconds": {"training": 1.0, "evaluation": 0.5},
 }
-
-
-def blackthorn(repository: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "blackthorn", *arguments],
-        cwd=repository,
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
 
 
 def test_a_line_says_it_all() -> None:
@@ -84,45 +75,90 @@ def test_time_left() -> None:
     ]
 
 
+def test_steps_are_ten_lines_or_a_bar() -> None:
+    plain, terminal = io.StringIO(), io.StringIO()
+    for console in (Console(file=plain), Console(file=terminal, force_terminal=True, width=80)):
+        with step_progress(console, "audit") as advance:
+            for done in range(301):
+                advance(done, 300)
+    lines = plain.getvalue().splitlines()
+    assert [line.split("  ")[0] for line in lines] == [
+        f"audit {30 * tenth}/300" for tenth in range(1, 11)
+    ]
+    assert lines[-1].endswith("left 0:00:00")
+    assert "300/300" in terminal.getvalue()
+
+
 SMALL = ("num-server-rounds=2", "num-clients=4", "num-byzantine=1", "local-steps=1", "report=false")
 
 
-def small_run(repository: Path, folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:
+def in_process(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    """Exit code of the command line, run here."""
+    monkeypatch.setattr(sys, "argv", ["blackthorn", *arguments])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    return int(caught.value.code or 0)
+
+
+def small(repository: Path, folder: Path, *flags: str) -> list[str]:
     settings = [word for setting in SMALL for word in ("--set", setting)]
     recipe = str(repository / "recipes" / "demo.toml")
-    return blackthorn(
-        repository, "simulate", recipe, *settings, "--output-dir", str(folder), *flags
-    )
+    return ["simulate", recipe, *settings, "--output-dir", str(folder), *flags]
 
 
 def test_json_is_all_there_is_on_stdout(repository: Path, tmp_path: Path) -> None:
-    done = small_run(repository, tmp_path / "run", "--json")
+    """In a process of its own: nothing that a library prints may be there either."""
+    done = subprocess.run(
+        [sys.executable, "-m", "blackthorn", *small(repository, tmp_path / "run", "--json")],
+        cwd=repository,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.splitlines()) == 1
     assert json.loads(done.stdout) == json.loads((tmp_path / "run" / "summary.json").read_text())
     assert "round 2/2" in done.stderr
 
 
-def test_quiet_leaves_the_result(repository: Path, tmp_path: Path) -> None:
-    done = small_run(repository, tmp_path / "run", "--quiet")
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
-    (line,) = done.stdout.splitlines()
+def test_quiet_leaves_the_result(
+    repository: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert in_process(monkeypatch, *small(repository, tmp_path / "run", "--quiet")) == 0
+    told = capsys.readouterr()
+    assert told.err == ""
+    (line,) = told.out.splitlines()
     assert line.startswith("completed: 2 rounds in ")
 
 
-def test_a_run_that_fails_says_so_in_json_too(repository: Path, tmp_path: Path) -> None:
+def test_a_run_that_fails_says_so_in_json_too(
+    repository: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     failing = ("--set", "attack=raise", "--set", "num-byzantine=4", "--json", "--quiet")
-    done = small_run(repository, tmp_path / "run", *failing)
-    assert done.returncode == 1
-    said = json.loads(done.stdout)
+    assert in_process(monkeypatch, *small(repository, tmp_path / "run", *failing)) == 1
+    told = capsys.readouterr()
+    said = json.loads(told.out)
     assert said["status"] == "failed"
     assert said["reason"].startswith("no round changed the model")
-    assert done.stderr.startswith("failed: no round changed the model")
+    assert told.err.startswith("failed: no round changed the model")
 
 
 @pytest.mark.parametrize("command", ["simulate", "cluster"])
-def test_a_wrong_configuration_is_no_json(repository: Path, command: str) -> None:
-    done = blackthorn(repository, command, "recipes/demo.toml", "--set", "local-lr=-1", "--json")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "local-lr = -1 is not allowed" in done.stderr
+def test_a_wrong_configuration_is_no_json(
+    repository: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    command: str,
+) -> None:
+    recipe = str(repository / "recipes" / "demo.toml")
+    wrong = (command, recipe, "--set", "local-lr=-1", "--json")
+    assert in_process(monkeypatch, *wrong) == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert "local-lr = -1 is not allowed" in told.err

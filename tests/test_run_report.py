@@ -179,6 +179,15 @@ def test_under_a_claim_nothing_of_the_cohort_is_in_it(tmp_path: Path) -> None:
     assert page.row("rounds charged")[1] == "4"
 
 
+def test_noise_at_the_clients_is_told_from_the_central_claim(tmp_path: Path) -> None:
+    summary = private_run(tmp_path, noise_location="client", clip_norm_from_data=True)
+    page = page_of(tmp_path)
+    assert page.row("what is claimed")[1] == summary["privacy"]["claim"]
+    assert "chosen from the clients' data" in page.text
+    local = page.row("against the server itself")[1]
+    assert local.startswith(f"ε = {summary['privacy']['local']['epsilon']:.4g}: ")
+
+
 def test_the_curve_of_epsilon_is_the_ledgers(tmp_path: Path) -> None:
     private_run(tmp_path, num_server_rounds=4)
     curve = spent_by_round(read_record(tmp_path))
@@ -200,6 +209,29 @@ def test_the_first_rounds_of_a_ledger() -> None:
     for rounds in range(7):
         found = [release for release, count in first_rounds(charges, rounds) for _ in range(count)]
         assert found == unrolled[:rounds]
+
+
+def test_a_posteriors_calibration_and_diagnostics(tmp_path: Path) -> None:
+    options = {"local_lr": 1e-4, "num_server_rounds": 12, "instruments": False}
+    summary = reported_run(tmp_path, algorithm="fa-ld", partition="iid", **options)
+    page = page_of(tmp_path)
+    told = summary["posterior"]
+    keys = ("accuracy", "nll", "brier", "ece", "entropy")
+    for name, figures in (("posterior mean", "posterior"), ("point estimate", "point")):
+        assert page.row(name)[1:] == [f"{told[figures][key]:.4f}" for key in keys]
+    assert page.row("posterior samples kept")[1] == str(told["samples"])
+    diagnoses = json.loads((tmp_path / "posterior" / "diagnostics.json").read_text())
+    for row in diagnoses:
+        assert float(page.row(row["name"])[3]) == pytest.approx(row["ess"], rel=1e-3)
+        assert float(page.row(row["name"])[4]) == pytest.approx(row["rhat"], abs=1e-3)
+    captions = [attrs["alt"] or "" for tag, attrs in page.tags if tag == "img"]
+    assert any(caption.startswith("Reliability") for caption in captions)
+
+
+def test_the_epsilon_of_examples(tmp_path: Path) -> None:
+    lines = [{"round": t, "sample_epsilon": {"0": 0.5 * t, "1": 1.25 * t}} for t in (1, 2)]
+    write_report(by_hand(tmp_path / "run", lines))
+    assert "up to ε = 2.5, as they themselves say" in page_of(tmp_path / "run").text
 
 
 def test_a_killed_run_still_has_a_report(tmp_path: Path) -> None:
