@@ -3,6 +3,8 @@
 tests/markdown_blocks.py has the markers with which a page says how a block is run.
 """
 
+import contextlib
+import io
 import json
 import os
 import re
@@ -17,10 +19,14 @@ import numpy as np
 import pytest
 from flower_simulation import simulating_superlink
 from markdown_blocks import BadMarker, Block, blocks_of, other_test_of
+from rich.console import Console
 
 from launch.app_bundle import stage_app, write_config
+from launch.cli import main
 from launch.cluster import PACKAGES
-from server_app.config import parse_setting, read_recipe
+from launch.recipes import recipe_config
+from launch.simulate import simulate
+from server_app.config import make_config, parse_setting, read_recipe
 
 ROOT = Path(__file__).resolve().parent.parent
 SECONDS = 1800
@@ -44,26 +50,27 @@ BLOCKS = _all_blocks()
 
 
 def _a_run(folder: Path) -> None:
-    words = ["simulate", "recipes/demo.toml", "--set", "num-server-rounds=1"]
-    _blackthorn([*words, "--set", "report=false", "--output-dir", "runs/my-run"], folder)
+    settings = {"num-server-rounds": 1, "report": False}
+    options = {**settings, "output-dir": str(folder / "runs" / "my-run")}
+    simulate(recipe_config(ROOT / "recipes" / "demo.toml", (), options), Console(quiet=True))
 
 
 def _posterior_runs(folder: Path) -> None:
-    settings = {
-        "task": "digits",
+    values = {
+        "algorithm": "fa-ld",
         "model": "logistic",
         "num-server-rounds": 12,
         "local-lr": 1e-4,
         "num-clients": 3,
         "local-steps": 1,
+        "report": False,
     }
-    _write_toml(folder / "posterior.toml", {"algorithm": "fa-ld", **settings})
     for number in (1, 2):
-        run = ["simulate", "posterior.toml", "--set", "report=false"]
-        _blackthorn([*run, "--output-dir", f"runs/chain-{number}"], folder)
+        chain = folder / "runs" / f"chain-{number}"
+        simulate(make_config({**values, "output-dir": str(chain)}), Console(quiet=True))
     (folder / "runs" / "my-run").symlink_to("chain-1")
     generator = np.random.default_rng(0)
-    x = generator.random((20, 64), dtype=np.float32)
+    x = generator.random((20, 1, 8, 8), dtype=np.float32)
     np.savez(folder / "examples.npz", x=x, y=generator.integers(0, 10, 20))
     np.savez(folder / "elsewhere.npz", x=x[::-1])
 
@@ -106,17 +113,25 @@ SETUPS: dict[str, Callable[[Path], None]] = {
 }
 
 
-def _write_toml(path: Path, values: dict[str, object]) -> None:
-    path.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items()))
-
-
 def _environment(folder: Path) -> dict[str, str]:
     paths = [str(folder), str(ROOT), os.environ.get("PYTHONPATH", "")]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "TERM": "dumb"}
 
 
 def _blackthorn(words: list[str], folder: Path, exit_code: int = 0) -> None:
-    _run([sys.executable, "-m", "blackthorn", *words], folder, exit_code)
+    """In this process, which has imported everything already."""
+    printed = io.StringIO()
+    with (
+        contextlib.chdir(folder),
+        contextlib.redirect_stdout(printed),
+        contextlib.redirect_stderr(printed),
+        pytest.MonkeyPatch.context() as patch,
+        pytest.raises(SystemExit) as ended,
+    ):
+        patch.setattr(sys, "argv", ["blackthorn", *words])
+        main()
+    code = int(ended.value.code or 0)
+    assert code == exit_code, f"blackthorn {shlex.join(words)}\n{printed.getvalue()}"
 
 
 def _run(command: list[str], folder: Path, exit_code: int = 0) -> None:
@@ -301,8 +316,8 @@ def test_a_marker_without_a_block_is_an_error(tmp_path: Path) -> None:
         ("", "blackthorn simulate nowhere.toml\n", "nowhere.toml"),
         ("python", "raise SystemExit(3)\n", "block.py"),
         ("cobol", "x\n", "'cobol'"),
-        ("toml", "a = \n", ""),
-        ("json", "{\n", ""),
+        ("toml", "a = \n", "Invalid value"),
+        ("json", "{\n", "property name"),
     ],
 )
 def test_a_block_that_is_wrong_fails(
