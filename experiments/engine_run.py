@@ -1,16 +1,17 @@
 """Runs of an experiment: the product's strategies on the in-process engine, without a folder."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord
 
 from server_app.build import build_strategy
-from server_app.config import RunConfig
+from server_app.config import RunConfig, make_config
 from server_app.run import server_evaluation
 from simulation.engine import EngineGrid, train_together
 from strategies.frame import EvaluateFn, Observer
-from tasks.problem import Problem
+from tasks.problem import Problem, load_problem
 
 
 @dataclass(frozen=True)
@@ -63,3 +64,13 @@ def run_in_lockstep(runs: Sequence[EngineRun]) -> None:
         for i, strategy in enumerate(strategies):
             arrays, _ = strategy.aggregate_train(server_round, replies[i])
             models[i] = models[i] if arrays is None else arrays
+
+
+def run_watched(
+    values: Mapping[str, Any], data_dir: str, watch: Callable[[Problem], Observer]
+) -> RunConfig:
+    """Run `values` (keys of the configuration) to the end; `watch(problem)` sees every round."""
+    config = make_config({**values, "data-dir": data_dir})
+    problem = load_problem(config)
+    run_alone(EngineRun(config, problem, [watch(problem)]))
+    return config

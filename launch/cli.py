@@ -140,24 +140,35 @@ def pilot(
 def reproduce(
     paper: Annotated[
         str,
-        typer.Argument(help="fat-clipping, dp-normfedavg, fa-ld or understanding-clipping."),
+        typer.Argument(help="fat-clipping, dp-normfedavg, understanding-clipping or fa-ld."),
     ],
     only: Annotated[str | None, typer.Option(help="One of the paper's experiments.")] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="At reduced scale, in three minutes on two cores.")
+    ] = False,
     seeds: Annotated[
         int | None, typer.Option(min=1, help="Seeds, where an experiment has many.")
+    ] = None,
+    output_dir: Annotated[
+        Path | None,
+        typer.Option(help="Folder of report.html and the numbers; empty: under runs/reproduce."),
     ] = None,
     data_dir: Annotated[
         str, typer.Option(help="Folder of the data sets, as the key data-dir.")
     ] = "",
+    quiet: Quiet = False,
 ) -> None:
-    """Measure a paper's figures anew, beside what they should be; exits with 1 if one differs.
+    """Measure a paper's tables and figures anew and write a report; exits with 1 if a verdict is
+    not the expected one. The same command goes on where an interrupted one stopped.
 
-    Example: blackthorn reproduce fat-clipping --only cauchy --seeds 10
+    Example: blackthorn reproduce fat-clipping --quick
     """
+    from experiments.study import Scale
     from launch.reproduce import Options
     from launch.reproduce import reproduce as run
 
-    if not run(paper, only, Options(seeds, data_dir), console):
+    options = Options(Scale(quick, seeds, data_dir), only, output_dir)
+    if not run(paper, options, console, people_console(quiet, as_json=False)):
         raise typer.Exit(1)
 
 

@@ -1,164 +1,202 @@
-"""`blackthorn reproduce`: the papers' figures measured anew, beside what they should be."""
+"""`blackthorn reproduce`: a paper's tables and figures measured anew, and its report."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
 from experiments import (
     dp_normfedavg,
     fa_ld,
     fat_clipping,
-    stationary_points,
     understanding_clipping,
 )
-from experiments.finding import Finding
+from experiments.page import Part, write_report
+from experiments.runner import Plan, Watch, measure, plan
+from experiments.runner import Progress as Measured
+from experiments.store import Store
+from experiments.study import Experiment, Paper, Scale, Section
+from launch.progress import time_left
 from server_app.config import ConfigError
 
-Advance = Callable[[int, int], None]
+PAPERS: dict[str, Paper] = {
+    paper.name: paper
+    for paper in (
+        fat_clipping.PAPER,
+        dp_normfedavg.PAPER,
+        understanding_clipping.PAPER,
+        fa_ld.PAPER,
+    )
+}
+# Between plain lines, where the output is no terminal.
+_SECONDS_BETWEEN_LINES = 10.0
 
 
 @dataclass(frozen=True)
 class Options:
-    """What the command line chooses: `seeds` None is the experiment's own number."""
+    """What the command line chooses; `output_dir` None is a folder under runs/reproduce."""
 
-    seeds: int | None = None
-    data_dir: str = ""
-
-
-@dataclass(frozen=True)
-class Experiment:
-    """A table or figure of a paper; `run` measures it, and calls its second argument as it goes."""
-
-    about: str
-    run: Callable[[Options, Advance], list[Finding]]
+    scale: Scale = field(default_factory=Scale)
+    only: str | None = None
+    output_dir: Path | None = None
+    processes: int = 2
 
 
-def _cauchy(options: Options, advance: Advance) -> list[Finding]:
-    return fat_clipping.cauchy_findings(
-        fat_clipping.cauchy(options.seeds or 100, advance=advance),
-    )
+def reproduce(paper_name: str, options: Options, console: Console, people: Console) -> bool:
+    """Measure a paper's experiments, or one of them, and write its report; whether every verdict
+    is the one a right implementation comes to. `people` are told how far it is, `console` the
+    result.
 
-
-def _mnist(options: Options, advance: Advance) -> list[Finding]:
-    figures = understanding_clipping.mnist(options.data_dir, advance=advance)
-    return understanding_clipping.mnist_findings(figures)
-
-
-def _fashion(options: Options, advance: Advance) -> list[Finding]:
-    return dp_normfedavg.fashion_findings(
-        dp_normfedavg.fashion_mnist(options.data_dir, options.seeds or 3, advance=advance)
-    )
-
-
-def _quadratic(options: Options, advance: Advance) -> list[Finding]:
-    return dp_normfedavg.quadratic_findings(
-        dp_normfedavg.quadratic(options.seeds or 3, advance=advance)
-    )
-
-
-def _bayes_linear(_options: Options, advance: Advance) -> list[Finding]:
-    return fa_ld.bayes_linear_findings(fa_ld.bayes_linear(advance=advance))
-
-
-def _fashion_mnist(options: Options, advance: Advance) -> list[Finding]:
-    figures = fa_ld.fashion_mnist(
-        options.data_dir, num_seeds=options.seeds or 3, advance=advance, plots=Path("runs")
-    )
-    return fa_ld.fashion_mnist_findings(figures)
-
-
-PAPERS: dict[str, dict[str, Experiment]] = {
-    "fa-ld": {
-        "bayes-linear": Experiment(
-            "distance of the samples from a known posterior, one seed", _bayes_linear
-        ),
-        "fashion-mnist": Experiment(
-            "posterior averaging on Fashion-MNIST, mean (range) over the seeds; "
-            "the entropies' histogram is runs/fa-ld-entropy.png",
-            _fashion_mnist,
-        ),
-    },
-    "fat-clipping": {
-        "cauchy": Experiment(
-            "mean of ‖x‖² over the last 20 of 200 rounds, quadratic with Cauchy noise", _cauchy
-        ),
-    },
-    "dp-normfedavg": {
-        "fashion-mnist": Experiment(
-            "normalising against clipping under privacy, Fashion-MNIST, 3000 clients", _fashion
-        ),
-        "quadratic": Experiment(
-            "suboptimality of clipping over normalising, the quadratic of section 5.3", _quadratic
-        ),
-    },
-    "understanding-clipping": {
-        "table-4": Experiment(
-            "stationary points of FedAvg on three quadratics, from three initial points",
-            lambda _options, _advance: stationary_points.table_4_findings(),
-        ),
-        "claim-2.1": Experiment(
-            "where model clipping ends",
-            lambda _options, _advance: stationary_points.claim_2_1_findings(),
-        ),
-        "mnist": Experiment("clipping on MNIST, 1920 clients with two digits each", _mnist),
-    },
-}
-
-
-def reproduce(paper: str, only: str | None, options: Options, console: Console) -> bool:
-    """Run a paper's experiments, or one of them; whether every figure is what it should be.
-
-    Raises ConfigError for a name that is not known.
+    What an earlier call has measured at the same scale is not measured again.
+    Raises ConfigError for a name that is not known, and for data that are not there.
     """
-    experiments = _chosen(paper, only)
+    paper = _paper(paper_name)
+    chosen = _chosen(paper, options.only)
+    name = f"{paper.name}-quick" if options.scale.quick else paper.name
+    folder = options.output_dir or Path("runs") / "reproduce" / name
+    try:
+        with Store(folder / "cells.jsonl") as store:
+            plans = [plan(experiment, options.scale, store) for experiment in chosen]
+            with _shown(people) as watch:
+                measure(plans, store, options.scale.data_dir, options.processes, watch)
+            done = {own.experiment.name: own for own in plans}
+            others = [e for e in paper.experiments if e.name not in done]
+            done |= {e.name: plan(e, options.scale, store) for e in others}
+            keys = {own.keys[label] for own in done.values() for label in own.numbers}
+            seconds = sum(store.seconds(key) for key in keys)
+    except KeyboardInterrupt:
+        console.print(f"Stopped. What was measured is in {folder}: the same command goes on.")
+        raise
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    parts = [_part(done[e.name], options.scale) for e in paper.experiments]
+    report = write_report(
+        folder, paper, parts, _facts(paper, options, seconds), _notes(options.scale)
+    )
     holds = True
-    for name, experiment in experiments.items():
-        findings = _measure(name, experiment, options, console)
-        console.print(_table(f"{paper}, {name}: {experiment.about}", findings))
-        holds = holds and all(finding.holds for finding in findings)
+    for part in parts:
+        if part.section is not None and part.experiment in chosen:
+            console.print(claims_table(part.experiment, part.section))
+            holds = holds and all(claim.agrees for claim in part.section.claims)
+    console.print(f"Report: {report}")
     return holds
 
 
-def _chosen(paper: str, only: str | None) -> dict[str, Experiment]:
-    if paper not in PAPERS:
-        raise ConfigError(f"paper = {paper!r} is not known: {', '.join(PAPERS)}")
-    experiments = PAPERS[paper]
+def _paper(name: str) -> Paper:
+    if name not in PAPERS:
+        raise ConfigError(f"paper = {name!r} is not known: {', '.join(PAPERS)}")
+    return PAPERS[name]
+
+
+def _chosen(paper: Paper, only: str | None) -> Sequence[Experiment]:
     if only is None:
-        return experiments
-    if only not in experiments:
-        raise ConfigError(f"--only {only} is not known for {paper}: {', '.join(experiments)}")
-    return {only: experiments[only]}
+        return paper.experiments
+    chosen = [experiment for experiment in paper.experiments if experiment.name == only]
+    if not chosen:
+        known = ", ".join(experiment.name for experiment in paper.experiments)
+        raise ConfigError(f"--only {only} is not known for {paper.name}: {known}")
+    return chosen
 
 
-def _measure(
-    name: str, experiment: Experiment, options: Options, console: Console
-) -> list[Finding]:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as progress:
-        task = progress.add_task(name, total=None)
-
-        def advance(done: int, total: int) -> None:
-            progress.update(task, completed=done, total=total)
-
-        try:
-            return experiment.run(options, advance)
-        except ValueError as error:
-            raise ConfigError(str(error)) from error
+def _part(own: Plan, scale: Scale) -> Part:
+    if not own.complete:
+        return Part(own.experiment, None, f"{len(own.numbers)} of {len(own.cells)} cells are there")
+    return Part(own.experiment, own.experiment.section(own.numbers, scale))
 
 
-def _table(title: str, findings: list[Finding]) -> Table:
-    table = Table(title=title, title_justify="left")
-    table.add_column("figure")
-    table.add_column("measured", justify="right")
-    table.add_column("should be", justify="right")
+def _facts(paper: Paper, options: Options, seconds: float) -> dict[str, str]:
+    scale = options.scale
+    command = f"blackthorn reproduce {paper.name}"
+    command += " --quick" if scale.quick else ""
+    command += f" --seeds {scale.seeds}" if scale.seeds else ""
+    return {
+        "command": command,
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+        "cores": str(len(os.sched_getaffinity(0))),
+        "seeds": str(scale.seeds) if scale.seeds else "as each experiment says",
+        "time measuring": f"{time_left(seconds)} in all, on one core each",
+    }
+
+
+def _notes(scale: Scale) -> list[str]:
+    if not scale.quick:
+        return []
+    return [
+        "A quick run: fewer seeds, rounds or clients than in full, and the expected ranges are "
+        "wider where that needs it. Each experiment says which."
+    ]
+
+
+@contextmanager
+def _shown(console: Console) -> Iterator[Watch]:
+    """Shows how far a measurement is: a bar, or plain lines where there is no terminal."""
+    started = time.monotonic()
+
+    def left(progress: Measured) -> str:
+        elapsed = time.monotonic() - started
+        if progress.done_cost <= 0:
+            return "time left unknown"
+        rest = progress.cost - progress.done_cost
+        return f"about {time_left(elapsed * rest / progress.done_cost)} left"
+
+    if not console.is_terminal:
+        said = -_SECONDS_BETWEEN_LINES
+
+        def line(progress: Measured) -> None:
+            nonlocal said
+            elapsed = time.monotonic() - started
+            if elapsed - said < _SECONDS_BETWEEN_LINES and progress.done < progress.cells:
+                return
+            said = elapsed
+            kept = f" ({progress.stored} kept from before)" if progress.stored else ""
+            console.print(
+                f"{progress.done} of {progress.cells} cells{kept}, {time_left(elapsed)} elapsed, "
+                f"{left(progress)}: {progress.latest or 'starting'}",
+                soft_wrap=True,
+                highlight=False,
+            )
+
+        yield line
+        return
+    columns = (
+        BarColumn(),
+        TextColumn("{task.completed:.0f}/{task.total:.0f} cells"),
+        TextColumn("{task.fields[left]}"),
+        TextColumn("{task.description}"),
+    )
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("starting", total=None, left="")
+
+        def update(progress: Measured) -> None:
+            bar.update(
+                task,
+                completed=progress.done,
+                total=progress.cells,
+                description=progress.latest or "starting",
+                left=left(progress),
+            )
+
+        yield update
+
+
+def claims_table(experiment: Experiment, section: Section) -> Table:
+    """The claims of an experiment, what was measured of them, and the verdicts."""
+    table = Table(title=f"{experiment.name}: {experiment.about}", title_justify="left")
+    table.add_column("claim")
+    table.add_column("measured")
     table.add_column("verdict")
-    for finding in findings:
-        verdict = "[green]as it should be[/]" if finding.holds else "[red]differs[/]"
-        if not finding.expected:  # a figure for comparison
-            verdict = ""
-        table.add_row(finding.what, finding.measured, finding.expected, verdict)
+    for claim in section.claims:
+        verdict = claim.verdict_said
+        if claim.verdict != "not checked":
+            verdict += ", as expected" if claim.agrees else f", expected: {claim.foreseen}"
+        colour = "green" if claim.agrees else "red"
+        table.add_row(escape(claim.text), escape(claim.sentence), f"[{colour}]{verdict}[/]")
     return table

@@ -1,22 +1,26 @@
-"""The papers' figures: how they are measured and shown; the long ones are marked slow."""
+"""How the papers' figures are measured, on small cases; the full ones are marked slow."""
 
 import math
-import resource
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from rich.console import Console
-from typer.testing import CliRunner
 
-from experiments import fat_clipping, understanding_clipping
+from experiments import (
+    catastrophes,
+    clipping_cost,
+    clipping_runs,
+    private_fashion,
+    private_quadratic,
+    synthetic_noise,
+    update_tails,
+)
 from experiments.engine_run import EngineRun, run_alone, run_in_lockstep
-from experiments.finding import Finding, between
-from launch import reproduce
-from launch.cli import app
-from server_app.config import ConfigError, RunConfig, make_config
+from experiments.seeds import blocks
+from experiments.study import Context, Scale
+from server_app.config import RunConfig, make_config
 from strategies.reports import RoundReport
 from tasks.problem import load_problem
 
@@ -29,8 +33,8 @@ def run_of(config: RunConfig) -> tuple[EngineRun, list[RoundReport]]:
 @pytest.mark.parametrize(
     "values",
     [
-        {**fat_clipping.SETTING, "algorithm": "fat-clipping-pi", "clip-norm": 3.0},
-        {**fat_clipping.SETTING, "algorithm": "fat-clipping-pr", "clip-norm": 30.0},
+        {**synthetic_noise.SETTING, "algorithm": "fat-clipping-pi", "clip-norm": 3.0},
+        {**synthetic_noise.SETTING, "algorithm": "fat-clipping-pr", "clip-norm": 30.0},
         {"local-steps": 3, "participation": "fixed", "clients-per-round": 4, "model": "mlp-8"},
     ],
 )
@@ -48,109 +52,157 @@ def test_runs_in_lockstep_are_the_runs_alone(values: dict[str, Any]) -> None:
     assert not torch.allclose(together[0][1][-1].model, together[1][1][-1].model, rtol=1e-2)
 
 
+def test_blocks_of_seeds() -> None:
+    assert blocks(7, 3) == [(0, 3), (3, 6), (6, 7)]
+    assert blocks(2, 25) == [(0, 2)]
+
+
 def test_cauchy_in_small() -> None:
-    told: list[tuple[int, int]] = []
-    figures = fat_clipping.cauchy(
-        2, num_rounds=22, processes=1, advance=lambda done, of: told.append((done, of))
-    )
-    assert {name: len(values) for name, values in figures.items()} == {
-        "FedAvg": 2,
-        "PR 3": 2,
-        "PR 30": 2,
-        "PI 3": 2,
-        "FedAvg, Gaussian": 1,
-    }
-    assert told[-1] == (9, 9)
-    # The mean of rounds 3 to 22 of the run itself.
-    values = {**fat_clipping.SETTING, **fat_clipping.METHODS["PI 3"], "num-server-rounds": 22}
-    run, reports = run_of(make_config({**values, "seed": 1}))
+    cells = synthetic_noise.cauchy_cells(Scale(seeds=2))
+    assert [cell.label for cell in cells] == [(method, 0) for method in synthetic_noise.METHODS]
+    (cell,) = [cell for cell in cells if cell.label[0] == "PI 3"]
+    found = cell.work({**cell.settings, "num-server-rounds": 22}, Context())["norms"]
+    # The run itself, from x = (1, ..., 1) in ten dimensions on.
+    values = {**synthetic_noise.SETTING, **synthetic_noise.METHODS["PI 3"]}
+    run, reports = run_of(make_config({**values, "num-server-rounds": 22, "seed": 1}))
     run_alone(run)
-    tail = [float(report.model.square().sum()) for report in reports if report.server_round > 2]
-    assert len(tail) == 20
-    assert figures["PI 3"][1] == pytest.approx(np.mean(tail), rel=1e-4)
+    norms = [float(report.model.square().sum()) for report in reports if report.server_round]
+    assert found[1] == pytest.approx([10.0, *norms], rel=2e-3)
+    tails = synthetic_noise.tails(np.array(found))
+    assert tails[1] == pytest.approx(np.mean(norms[-20:]), rel=2e-3)
 
 
-def test_cauchy_s_verdicts() -> None:
-    good = {
-        "FedAvg": np.array([6.0, *[200.0] * 30]),
-        "PR 3": np.full(31, 3.4),
-        "PR 30": np.full(31, 0.2),
-        "PI 3": np.full(31, 0.03),
-        "FedAvg, Gaussian": np.full(3, 0.02),
+def test_the_estimator_s_laws_in_small() -> None:
+    settings = {"samples": 50_000, "dimension": 10, "block-size": 10, "seed": 0}
+    found = {a: update_tails.law({**settings, "alpha": a}, Context()) for a in (1.0, 2.0)}
+    assert found[1.0]["vectors"] == pytest.approx(1.0, abs=0.05)
+    assert found[2.0]["vectors"] == pytest.approx(2.0, abs=0.05)
+    # Norms of Gaussian vectors are nearly alike: their sums grow as their number.
+    assert found[2.0]["norms"] == pytest.approx(1.0, abs=0.03)
+
+
+def test_tails_of_updates_in_small() -> None:
+    settings = {**update_tails.SETTING, "task": "digits", "classes-per-client": 10}
+    settings |= {"num-clients": 40, "local-steps": 2, "num-server-rounds": 3, "seed": 0}
+    found = update_tails.updates(settings, Context())
+    assert found["norms"] == pytest.approx(1.0, abs=0.05)
+    assert found["vectors"] > 1.4
+    assert len(found["last"]) == 40
+
+
+def test_a_trial_says_when_it_failed() -> None:
+    settings = {**catastrophes.SETTING, "algorithm": "gfedavg", "task": "digits", "seed": 0}
+    settings |= {"classes-per-client": 10, "num-server-rounds": 6, "local-lr": 0.3}
+    found = catastrophes.trial(settings, Context())
+    assert len(found["accuracy"]) == 7
+    assert len(found["longest"]) == 6
+    assert found["failed"] is None
+    assert catastrophes.succeeded(found)
+    # A rate at which the very first step leaves float32.
+    ruined = catastrophes.trial({**settings, "local-lr": 1e30}, Context())
+    assert not catastrophes.succeeded(ruined)
+
+
+# The quadratic of Das et al., beside NumPy.
+
+
+def local_gradients(w: np.ndarray, seed: int, rate: float, steps: int) -> np.ndarray:
+    """u_i of every client: the sum of its gradients A_i A_iᵀ(w − w_i*) along its own steps."""
+    task, _, _ = private_quadratic.problem_of(seed)
+    updates = []
+    for a, b in zip(task.a, task.b, strict=True):
+        rows, targets = a.numpy(), b.numpy()
+        hessian, offset = rows.T @ rows / len(rows), rows.T @ targets / len(rows)
+        x, total = w.copy(), np.zeros_like(w)
+        for _ in range(steps):
+            gradient = hessian @ x - offset
+            total += gradient
+            x -= rate * gradient
+        updates.append(total)
+    return np.array(updates)
+
+
+def test_the_quadratic_s_minimum_and_its_curvature() -> None:
+    task, offset, minimum = private_quadratic.problem_of(3)
+    gradient = sum(a.T @ (a @ minimum - b) for a, b in zip(task.a, task.b, strict=True))
+    assert float(gradient.abs().max()) < 1e-9
+    assert 0 <= float(offset.min()) < float(offset.max()) <= 1
+    # E tr(A_i A_iᵀ) = 200 · 20 / 20² = 10; the rows are √20 times A_i's columns, their mean 1/20.
+    traces = [float(a.square().sum()) / 20 for a in task.a]
+    assert np.mean(traces) == pytest.approx(10, rel=0.02)
+
+
+@pytest.mark.parametrize("method", list(private_quadratic.PRIVATE))
+def test_the_quadratic_s_first_rounds(method: str) -> None:
+    bound, rate = 100.0, 0.001
+    settings: Mapping[str, Any] = {
+        **private_quadratic.SETTING,
+        "algorithm": private_quadratic.PRIVATE[method],
+        "clip-norm": bound,
+        "start": "I1",
+        "local-lr": rate,
+        "seed": 0,
+        "num-server-rounds": 5,
     }
-    assert all(finding.holds for finding in fat_clipping.cauchy_findings(good))
-    for method, value in (("PI 3", 0.25), ("PR 30", 0.02), ("PR 3", 1.9), ("FedAvg", 4.9)):
-        bad = {**good, method: np.array([*good[method][1:], value])}
-        assert not all(finding.holds for finding in fat_clipping.cauchy_findings(bad)), method
+    found = private_quadratic.trajectory(settings, Context())
+    assert found["round"] == [0, 5]
+    task, offset, minimum = private_quadratic.problem_of(0)
+    start = (minimum + offset).numpy()
+    rows = [a.numpy() @ offset.numpy() for a in task.a]
+    # f(w) − f(w*) = ½ (w − w*)ᵀ H (w − w*), H the mean of the A_i A_iᵀ.
+    expected = np.mean([0.5 * np.mean(own**2) for own in rows])
+    assert found["suboptimality"][0] == pytest.approx(expected, rel=1e-5)
+    assert found["along"][0] == pytest.approx(float(offset.norm()), rel=1e-5)
+    assert found["across"][0] == pytest.approx(0, abs=1e-5)
+    assert found["ratio"][0] is None
+    # The signal hardly changes in five rounds; the noise has the norm zC√d/m, to √(1/2d) = 5 %.
+    updates = local_gradients(start, 0, rate, 20)
+    norms = np.linalg.norm(updates, axis=1, keepdims=True)
+    bounded = updates * (bound / norms if method == "normalising" else np.minimum(1, bound / norms))
+    noise = 23.24 * bound * math.sqrt(200) / 100
+    signal = np.linalg.norm(bounded.mean(axis=0))
+    assert found["ratio"][1] == pytest.approx(signal / noise, rel=0.3)
 
 
-def test_mnist_s_verdicts() -> None:
-    figures = {
-        "FedAvg": 90.8,
-        "CE-FedAvg": 89.0,
-        "model clipping": 38.0,
-        "model clipping, mean": 22.0,
-        "c": 0.4,
-    }
-    assert all(finding.holds for finding in understanding_clipping.mnist_findings(figures))
-    for method in ("CE-FedAvg", "model clipping, mean"):
-        bad = {**figures, method: 87.4}
-        holds = [finding.holds for finding in understanding_clipping.mnist_findings(bad)]
-        assert holds.count(False) == 1
+def test_both_methods_of_the_quadratic_get_the_same_noise() -> None:
+    # Bounded so tightly that both methods do the same: nothing but noise could differ.
+    ends = []
+    for method in private_quadratic.PRIVATE.values():
+        settings = {**private_quadratic.SETTING, "algorithm": method, "clip-norm": 0.01}
+        settings |= {"start": "I2", "local-lr": 0.001, "seed": 1, "num-server-rounds": 5}
+        ends.append(private_quadratic.trajectory(settings, Context()))
+    assert ends[0]["along"] == pytest.approx(ends[1]["along"], rel=1e-9)
+    assert ends[0]["ratio"][1] == pytest.approx(ends[1]["ratio"][1], rel=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("low", "high", "expected"),
-    [(1.0, 2.0, "1 to 2"), (-math.inf, 2.0, "below 2"), (1.0, math.inf, "above 1")],
-)
-def test_ranges(low: float, high: float, expected: str) -> None:
-    assert between("x", 1.5, low, high) == Finding("x", "1.5", expected, True)
-    assert not between("x", math.nan, low, high).holds
-    assert not between("x", 0.5 if low == 1.0 else 2.5, low, high).holds
+def test_table_1_in_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("BLACKTHORN_DATA_DIR", raising=False)
+    cells = private_fashion.cells(Scale(quick=True))
+    assert len(cells) == 5
+    for cell in (cells[0], cells[1]):
+        found = cell.work({**cell.settings, "num-server-rounds": 6}, Context())
+        assert len(found["last"]) == 5
+        assert all(0 < accuracy <= 100 for accuracy in found["last"])
 
 
-def test_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    result = CliRunner().invoke(app, ["reproduce", "understanding-clipping", "--only", "claim-2.1"])
-    assert result.exit_code == 0, result.output
-    assert "0.2964564" in result.output
-    assert "as it should be" in result.output
-    wrong = [Finding("a figure", "1", "2", False)]
-    experiment = reproduce.Experiment("of a test", lambda _options, _advance: wrong)
-    monkeypatch.setitem(reproduce.PAPERS, "a-paper", {"a-table": experiment})
-    result = CliRunner().invoke(app, ["reproduce", "a-paper"])
-    assert result.exit_code == 1
-    assert "differs" in result.output
-
-
-@pytest.mark.parametrize(
-    ("paper", "only", "expected"),
-    [
-        ("none", None, "paper = 'none' is not known: .*fat-clipping"),
-        ("fat-clipping", "gauss", "--only gauss is not known for fat-clipping: cauchy"),
-    ],
-)
-def test_unknown_names(paper: str, only: str | None, expected: str) -> None:
-    with pytest.raises(ConfigError, match=expected):
-        reproduce.reproduce(paper, only, reproduce.Options(), Console(quiet=True))
-
-
-def test_absent_data_are_one_line(tmp_path: Path) -> None:
-    options = reproduce.Options(data_dir=str(tmp_path))
-    with pytest.raises(ConfigError, match="mnist") as caught:
-        reproduce.reproduce("understanding-clipping", "mnist", options, Console(quiet=True))
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.slow
-def test_cauchy_over_a_hundred_seeds() -> None:
-    before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
-    findings = fat_clipping.cauchy_findings(fat_clipping.cauchy(100))
-    assert [finding for finding in findings if not finding.holds] == []
-    # Two minutes on two cores.
-    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before < 240
-
-
-@pytest.mark.slow
-def test_mnist(data_dir: str) -> None:
-    findings = understanding_clipping.mnist_findings(understanding_clipping.mnist(data_dir))
-    assert [finding for finding in findings if not finding.holds] == []
+def test_the_threshold_is_half_the_mean_norm_of_fedavg() -> None:
+    values = {**clipping_cost.SETTING, "task": "digits", **clipping_cost.DIGITS, "seed": 0}
+    values |= {"num-server-rounds": 3, "local-steps": 2, "batch-size": 8}
+    fedavg, ce, private = clipping_runs.cells((), values, (5.0,), 1.0)
+    before = fedavg.work(fedavg.settings, Context())
+    run, reports = run_of(make_config(dict(fedavg.settings)))
+    run_alone(run)
+    norms = [
+        0.1 * float(row.double().norm())
+        for report in reports
+        if report.updates is not None
+        for row in report.updates
+    ]
+    assert before["mean norm"] == pytest.approx(np.mean(norms), rel=1e-5)
+    assert before["norms"] == pytest.approx(norms[-10:], abs=2e-5)
+    assert all(0 <= angle <= 180 for angle in before["angles"])
+    for cell in (ce, private):
+        assert cell.after == fedavg.label
+        found = cell.work(cell.settings, Context(before=before))
+        assert found["c"] == pytest.approx(before["mean norm"] / 2)
+        assert len(found["accuracy"]) == 4

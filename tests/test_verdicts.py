@@ -1,0 +1,334 @@
+"""What the papers' experiments conclude: right numbers reproduce, those of a wrong implementation
+do not."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from experiments import (
+    byzantine_mnist,
+    catastrophes,
+    clipping_cost,
+    exact_distance,
+    posterior_fashion,
+    private_fashion,
+    private_quadratic,
+    sampled_distance,
+    stationary_points,
+    synthetic_noise,
+    update_shapes,
+    update_tails,
+)
+from experiments.clipping_runs import CLIPPED, FEDAVG, private_name
+from experiments.finding import Claim, Finding, between
+from experiments.study import Context, Scale, Value
+
+FULL, QUICK = Scale(), Scale(quick=True)
+BOTH = pytest.mark.parametrize("scale", [FULL, QUICK])
+
+
+def all_agree(claims: list[Claim]) -> bool:
+    return all(claim.agrees for claim in claims)
+
+
+def differing(claims: list[Claim]) -> list[int]:
+    return [i for i, claim in enumerate(claims) if not claim.agrees]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [(1.0, 2.0, "1 to 2"), (-math.inf, 2.0, "below 2"), (1.0, math.inf, "above 1")],
+)
+def test_ranges(low: float, high: float, expected: str) -> None:
+    assert between("x", 1.5, low, high) == Finding("x", "1.5", expected, True)
+    assert not between("x", math.nan, low, high).holds
+    assert not between("x", 0.5 if low == 1.0 else 2.5, low, high).holds
+
+
+# FAT-Clipping.
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("method", "value", "claim"),
+    [("PI 3", 0.25, 0), ("PR 30", 0.02, 1), ("PR 3", 1.9, 1), ("FedAvg", 4.9, 3)],
+)
+def test_cauchy(scale: Scale, method: str, value: float, claim: int) -> None:
+    good = {
+        "FedAvg": np.array([6.0, *[200.0] * 30]),
+        "PR 3": np.full(31, 3.4),
+        "PR 30": np.full(31, 0.2),
+        "PI 3": np.full(31, 0.03),
+        "FedAvg, Gaussian": np.full(3, 0.02),
+    }
+    assert all_agree(synthetic_noise.cauchy_claims(good, scale))
+    bad = {**good, method: np.array([*good[method][1:], value])}
+    assert claim in differing(synthetic_noise.cauchy_claims(bad, scale))
+    # A method that does not clip at all.
+    unclipped = {**good, "PI 3": good["FedAvg"], "PR 30": good["FedAvg"]}
+    claims = synthetic_noise.cauchy_claims(unclipped, scale)
+    assert [claim.verdict for claim in claims[:3]] == ["not", "partly", "not"]
+
+
+def test_tail_indices() -> None:
+    def by_alpha(medians: list[float]) -> dict[tuple[str, float], np.ndarray]:
+        return {
+            (m, a): np.full(3, v)
+            for m in synthetic_noise.ALPHA_METHODS
+            for a, v in zip(synthetic_noise.ALPHAS, medians, strict=True)
+        }
+
+    falling = synthetic_noise.alpha_claims(by_alpha([2.0, 1.0, 0.5]))
+    assert [claim.verdict for claim in falling] == ["not", "reproduced"]
+    assert all_agree(falling)
+    rising = synthetic_noise.alpha_claims(by_alpha([0.5, 1.0, 2.0]))
+    assert [claim.verdict for claim in rising] == ["reproduced", "not"]
+    assert differing(rising) == [0, 1]
+
+
+def test_the_estimator() -> None:
+    found = {a: {"vectors": a, "norms": min(1.0, 0.75 * a)} for a in update_tails.ALPHAS}
+    assert all_agree(update_tails.law_claims(found))
+    wrong = {a: {"vectors": own["norms"], "norms": a} for a, own in found.items()}
+    assert differing(update_tails.law_claims(wrong)) == [0, 1]
+
+
+def test_the_estimator_on_norms() -> None:
+    assert update_tails.index_of_norms(np.full(100, 3.7)) == pytest.approx(1.0)
+    # By hand: blocks (1, 3) and (2, 2) both sum to 4, so that the growth of the logarithms is
+    # ln 4 − (ln 1 + ln 3 + 2 ln 2)/4.
+    growth = math.log(4) - (math.log(3) + 2 * math.log(2)) / 4
+    norms = np.array([1.0, 3.0, 2.0, 2.0])
+    assert update_tails.index_of_norms(norms, 2) == pytest.approx(math.log(2) / growth)
+
+
+def test_tails_of_updates() -> None:
+    found: dict[tuple[int, int], Value] = {
+        (p, k): {"norms": 1.0, "vectors": 1.8 + 0.02 * p} for p in (2, 5, 10) for k in (1, 5)
+    }
+    assert all_agree(update_tails.update_claims(found))
+    fat = {key: {"norms": 1.3, "vectors": 1.3 - 0.01 * key[0]} for key in found}
+    assert [claim.verdict for claim in update_tails.update_claims(fat)] == ["not"] * 3
+
+
+def test_failures() -> None:
+    def own(failed: int | None, peak: float) -> Value:
+        return {"accuracy": [0.1, 0.4, 0.1], "longest": [1.0, 1.0, peak], "failed": failed}
+
+    assert all_agree(catastrophes.failure_claims([own(None, 1.0), own(2, 5.0)]))
+    claims = catastrophes.failure_claims([own(None, 1.2), own(None, 1.0)])
+    assert [claim.verdict for claim in claims] == ["not", "not"]
+
+
+def test_success() -> None:
+    names = list(catastrophes.METHODS)
+    good = {
+        (name, p): share for name, share in zip(names, (0, 40, 100), strict=True) for p in (2, 10)
+    }
+    assert all_agree(catastrophes.success_claims(good))
+    useless = {(name, p): 0.0 for name in names for p in (2, 10)}
+    assert [c.verdict for c in catastrophes.success_claims(useless)] == ["not", "reproduced", "not"]
+    ended = {"failed": None, "accuracy": [0.1, 0.8]}
+    assert catastrophes.succeeded(ended)
+    assert not catastrophes.succeeded({**ended, "failed": 3})
+    assert not catastrophes.succeeded({**ended, "accuracy": [0.8, 0.4]})
+
+
+# DP-NormFedAvg.
+
+
+def quadratic_numbers(ratios: dict[float, float], snr: dict[float, float]) -> dict[Any, Value]:
+    numbers: dict[Any, Value] = {}
+    for bound, ratio in ratios.items():
+        for method, end, signal in (
+            ("clipping", ratio, 1.0),
+            ("normalising", 1.0, snr[bound]),
+        ):
+            label = (method, bound, "I1", private_quadratic.RATE, 0)
+            numbers[label] = {"suboptimality": [9.0, end], "ratio": [None, signal]}
+    return numbers
+
+
+@BOTH
+def test_quadratic(scale: Scale) -> None:
+    good, snr = {100.0: 1.78, 50.0: 1.06, 40.0: 1.0}, {100.0: 2.0, 50.0: 1.3, 40.0: 1.0}
+    assert all_agree(private_quadratic.claims(quadratic_numbers(good, snr), scale))
+    alike = dict.fromkeys(good, 1.0)
+    claims = private_quadratic.claims(quadratic_numbers(alike, alike), scale)
+    assert claims[0].verdict == "not"
+    assert differing(claims)[:1] == [0]
+    assert not private_quadratic.claims(quadratic_numbers({**good, 40.0: 1.3}, snr), scale)[
+        1
+    ].agrees
+    swapped = dict.fromkeys(good, 0.5)
+    assert private_quadratic.claims(quadratic_numbers(good, swapped), scale)[2].verdict == "not"
+
+
+def fashion(gaps: dict[float, float], fedavg: float = 83.4, level: float = 81.0) -> dict[Any, Any]:
+    figures: dict[Any, Any] = {("FedAvg",): np.full(3, fedavg)}
+    for bound, gap in gaps.items():
+        figures["clipping", 5.0, bound] = np.full(3, level)
+        figures["normalising", 5.0, bound] = np.full(3, level + gap)
+    return figures
+
+
+@BOTH
+def test_fashion(scale: Scale) -> None:
+    good = {62.5: 2.5, 31.25: 1.1, 15.6: 0.0}
+    assert all_agree(private_fashion.claims(fashion(good), scale))
+    same = private_fashion.claims(fashion(dict.fromkeys(good, 0.0)), scale)
+    assert same[1].verdict in (("not", "partly") if scale.quick else ("not",))
+    assert not same[1].agrees
+    assert not private_fashion.claims(fashion({**good, 15.6: 2.0}), scale)[2].agrees
+    assert not private_fashion.claims(fashion(good, fedavg=70.0), scale)[0].agrees
+    # Had the noise been the paper's, its absolute numbers would come out.
+    assert not private_fashion.claims(fashion({62.5: 2.1}, level=75.6), scale)[-1].agrees
+
+
+def test_the_best_threshold_of_table_1() -> None:
+    figures = fashion({62.5: 2.5, 31.25: 3.0})
+    assert private_fashion.best(figures, "normalising", 5.0)[0] == 31.25
+
+
+# Understanding clipping.
+
+
+def curves(fedavg: float, clipped: float, private: float, models: float) -> dict[str, Any]:
+    return {
+        FEDAVG: [[10.0] * 30 + [fedavg]],
+        CLIPPED: [[10.0] * 30 + [clipped]],
+        **{private_name(e): [[10.0] * 30 + [private]] for e in clipping_cost.EPSILONS},
+        clipping_cost.MODEL_CLIPPING: [[models] * 31],
+    }
+
+
+def test_the_cost_of_clipping() -> None:
+    assert all_agree(clipping_cost.full_claims(curves(90.8, 89.0, 88.6, 20.0)))
+    assert all_agree(clipping_cost.quick_claims(curves(86.0, 80.0, 79.0, 20.0)))
+    assert all_agree(clipping_cost.iid_claims(curves(86.0, 80.0, 79.0, 20.0)))
+    # Clipping that does nothing to models, noise that is far too large, or a dead model.
+    assert differing(clipping_cost.full_claims(curves(90.8, 89.0, 88.6, 88.0))) == [3]
+    assert differing(clipping_cost.quick_claims(curves(86.0, 80.0, 79.0, 80.0))) == [3]
+    assert differing(clipping_cost.quick_claims(curves(86.0, 80.0, 40.0, 20.0))) == [2]
+    assert differing(clipping_cost.full_claims(curves(90.8, 40.0, 40.0, 20.0))) == [1, 2]
+    assert differing(clipping_cost.full_claims(curves(97.0, 89.0, 88.6, 20.0))) == [0, 1]
+    assert 0 in differing(clipping_cost.quick_claims(curves(50.0, 45.0, 44.0, 20.0)))
+
+
+def test_stationary_points() -> None:
+    ends = {name: [end] * 3 for name, (_, end) in stationary_points.TABLE_4.items()}
+    assert stationary_points.table_4_claim(ends).verdict == "reproduced"
+    never_clipped = {**ends, "Q = 1, c = 1 (gradient units)": [0.0, 0.0, 0.0]}
+    assert stationary_points.table_4_claim(never_clipped).verdict == "partly"
+    # λ = 0.7³ and c = 2: 0.343 · 2 / (3 − 0.686).
+    models = 0.686 / 2.314
+    assert stationary_points.claim_2_1(models, 0.52).verdict == "reproduced"
+    assert stationary_points.claim_2_1(8 / 3, models / 2).verdict == "not"
+
+
+def test_the_spread_of_updates() -> None:
+    case = ("mnist", "mlp-32")
+    keys = [(case, "IID"), (case, "Non-IID")]
+    claims = update_shapes.claims(
+        dict(zip(keys, (0.5, 4.0), strict=True)), dict(zip(keys, (0.05, 0.2), strict=True))
+    )
+    assert [claim.verdict for claim in claims] == ["reproduced"] * 3
+    claims = update_shapes.claims(
+        dict(zip(keys, (4.0, 0.5), strict=True)), dict(zip(keys, (0.3, 0.2), strict=True))
+    )
+    assert [claim.verdict for claim in claims] == ["not", "not", "reproduced"]
+    assert differing(claims) == [1]
+
+
+# FA-LD: the exact numbers are right, so what is wrong is put into them.
+
+
+@pytest.fixture(scope="module")
+def exact() -> dict[str, Value]:
+    return {str(c.label[0]): c.work(c.settings, Context()) for c in exact_distance.cells(QUICK)}
+
+
+def test_exact_distances(exact: dict[str, Value]) -> None:
+    claims = exact_distance.section({(k, 0): v for k, v in exact.items()}, QUICK).claims
+    assert [claim.verdict for claim in claims] == ["reproduced"] * 11
+
+
+def test_wrong_distances_do_not_reproduce(exact: dict[str, Value]) -> None:
+    flat = {"eta": exact["step size"]["eta"], "w2": {"1": [0.1] * 10, "10": [0.1] * 10}}
+    assert [c.verdict for c in exact_distance.step_size_claims(flat)] == ["not", "not"]
+    assert exact_distance.local_steps_claim({"w2": [0.1] * 6}).verdict == "not"
+    assert exact_distance.heterogeneity_claim({"w2": [[0.1]] * 5}).verdict == "not"
+    stuck = {**exact["decaying"], "decaying": exact["decaying"]["fixed"]}
+    assert not exact_distance.decaying_claim(stuck).agrees
+    noise = {"w2": [0.1, 0.1, 0.1, 0.1, 0.1, 0.2], "alike": [0.1, 0.2]}
+    assert [c.verdict for c in exact_distance.shared_noise_claims(noise)] == ["not", "not"]
+    # 1/√p_c applied twice: the bias of partial participation is several times what it should be.
+    wrong = dict(exact["participants"])
+    wrong["w2"] = {key: [3 * v for v in curve] for key, curve in wrong["w2"].items()}
+    assert [c.verdict for c in exact_distance.participants_claims(wrong)][2] == "not"
+
+
+@BOTH
+def test_sampled_distances(scale: Scale) -> None:
+    exact_ones = (0.16, 0.04, 0.01, 0.35, 0.6)
+    names = list(sampled_distance.VARIATIONS)
+
+    def found(sampled: tuple[float, ...]) -> dict[str, dict[str, float]]:
+        pairs = zip(names, sampled, exact_ones, strict=True)
+        return {name: {"sampled": s, "exact": e} for name, s, e in pairs}
+
+    assert all_agree(sampled_distance.claims(found((0.17, 0.06, 0.03, 0.36, 0.58)), scale))
+    # Noise without its factor √2.
+    wrong = sampled_distance.claims(found((0.4, 0.35, 0.3, 0.2, 0.25)), scale)
+    assert differing(wrong) == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("nll", "ece", "differs"),
+    [
+        ((0.5, 0.6, 0.7), (0.1, 0.2, 0.3), []),
+        ((0.5, 0.4, 0.7), (0.1, 0.2, 0.3), [0]),
+        ((0.5, 0.6, 0.7), (0.1, 0.2, 0.05), [1]),
+    ],
+)
+def test_posterior_averaging(
+    nll: tuple[float, float, float], ece: tuple[float, float, float], differs: list[int]
+) -> None:
+    figures = {
+        name: {"nll": np.array([nll[i], 0.1 + nll[i]]), "ece": np.array([ece[i], 0.1 + ece[i]])}
+        for i, name in enumerate(posterior_fashion.SYSTEMS)
+    }
+    assert differing(posterior_fashion.claims(figures)) == differs
+
+
+# RAGE.
+
+REMOVED = {"A.1": 40.0, "A.2": 0.0, "A.3": 100.0, "A.4": 100.0, "A.5": 0.0, "A.6": 100.0}
+
+
+@BOTH
+@pytest.mark.parametrize("attack", sorted(REMOVED))
+def test_attacks(scale: Scale, attack: str) -> None:
+    expected = byzantine_mnist.EXPECTED
+    none = {rule: [value] for rule, value in expected["none"].items()}
+    good = {rule: [value] for rule, value in expected[attack].items()}
+    claims = byzantine_mnist.claims(attack, good, none, [REMOVED[attack]], scale)
+    assert all_agree(claims)
+    # A defence that silently falls back to something else, and removes the wrong clients.
+    bad = {**good, "rage": [15.0]}
+    wrong = 100.0 if REMOVED[attack] < 50 else 0.0
+    claims = byzantine_mnist.claims(attack, bad, none, [wrong], scale)
+    assert {0, 2} <= set(differing(claims))
+    assert claims[1].verdict == "not"
+
+
+@BOTH
+def test_the_table(scale: Scale) -> None:
+    expected = byzantine_mnist.EXPECTED
+    assert all_agree(byzantine_mnist.table_claims(expected, scale))
+    harmless = {attack: dict(expected["none"]) for attack in expected}
+    assert differing(byzantine_mnist.table_claims(harmless, scale)) == [0]
+    harmful = {**expected, "none": {"mean": 84.8, "rage": 60.0}}
+    assert 1 in differing(byzantine_mnist.table_claims(harmful, scale))
