@@ -95,11 +95,6 @@ class RoundPrinter:
         for line in lines:
             self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
-    def replies(self, server_round: int, done: int, invited: int) -> None:
-        """Say how many clients of the round under way have answered; only a bar has room for it."""
-        if self._bar is not None:
-            self._bar.replies(server_round, done, invited)
-
     def _left(self, done: int) -> str:
         if not 0 < done < self._num_rounds:
             return ""
@@ -130,10 +125,6 @@ class _Bar:
         clients = f"clients {entry['replied']}/{entry['invited']}" if entry.get("invited") else ""
         said = "  ".join(quality(self._said))
         self._progress.update(self._task, completed=entry["round"], said=said, clients=clients)
-
-    def replies(self, server_round: int, done: int, invited: int) -> None:
-        clients = f"clients {done}/{invited} of round {server_round}"
-        self._progress.update(self._task, clients=clients)
 
     def stop(self) -> None:
         self._progress.stop()

@@ -544,12 +544,18 @@ def read_recipe(path: Path) -> dict[str, Any]:
 
 
 def parse_setting(text: str) -> tuple[str, Any]:
-    """Turn `key=value` from the command line into a key and a TOML value (else a string)."""
+    """Turn `key=value` from the command line into a key and a TOML value (else a string).
+
+    The value of a key that holds text is text whatever it looks like: input-shape=64.
+    """
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
         raise ConfigError(f"--set {text} is not allowed: write --set key=value")
     try:
         parsed = tomllib.loads(f"value = {value.strip()}")["value"]
     except tomllib.TOMLDecodeError:
+        parsed = value.strip()
+    field = RunConfig.model_fields.get(key.strip().replace("-", "_"))
+    if field is not None and field.annotation is str and not isinstance(parsed, str):
         parsed = value.strip()
     return key.strip(), parsed

@@ -111,6 +111,8 @@ def test_an_earlier_run_is_not_overwritten(tmp_path: Path) -> None:
         ("collusion = false", ("collusion", False)),
         ("data-dir=/some where/else", ("data-dir", "/some where/else")),
         ("data-dir=", ("data-dir", "")),
+        ("input-shape=64", ("input-shape", "64")),
+        ("output-dir=2026", ("output-dir", "2026")),
     ],
 )
 def test_settings_are_toml_values_or_plain_strings(text: str, expected: tuple[str, object]) -> None:
