@@ -94,13 +94,9 @@ REMOVED: dict[str, tuple[float, float, str]] = {
     "A.5": (0.0, 1.0, "none"),
     "A.6": (100.0, 100.0, "all"),
 }
-# With 5 of 40 clients the honest are fewer to hide among, or to hide.
-QUICK_REMOVED: dict[str, tuple[float, float, str]] = {
-    **REMOVED,
-    "A.1": (10.0, 70.0, "some"),
-    "A.2": (0.0, 15.0, "hardly any"),
-    "A.5": (0.0, 15.0, "hardly any"),
-}
+# Those whom the filter tells from the honest at any scale. Of the others it removes, of 5 among 40
+# clients, no more or fewer than chance does.
+_PLAIN = ("A.3", "A.4", "A.6")
 # "around 0.1" below the run without adversaries in A.2 and A.5, "similar" in the others.
 _NEAR_POINTS = {"A.2": 10.0, "A.5": 10.0}
 
@@ -264,14 +260,13 @@ def claims(
         ),
         _best(attack, means, scale),
     ]
-    low, high, words = (QUICK_REMOVED if scale.quick else REMOVED)[attack]
-    found.append(
-        Claim(
-            f"Of the corrupt clients RAGE removes {words}.",
-            [between("removed, %", float(np.mean(removed)), low, high)],
-            ours=True,
-        )
-    )
+    low, high, words = REMOVED[attack]
+    text = f"Of the corrupt clients RAGE removes {words}."
+    share = between("removed, %", float(np.mean(removed)), low, high)
+    unchecked = ""
+    if scale.quick and attack not in _PLAIN:
+        unchecked = "so few clients do not tell it from chance"
+    found.append(Claim(text, [share], not_checked=unchecked, ours=True))
     if not scale.quick:
         found.append(_levels(attack, means))
     return found

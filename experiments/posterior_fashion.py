@@ -79,7 +79,7 @@ def figures_of_seed(settings: Mapping[str, Any], context: Context) -> Value:
     distributions over 40 equal bins from 0 to ln(classes).
     """
     with tempfile.TemporaryDirectory() as folder:
-        values = {**settings, "data-dir": context.data_dir}
+        values = {**settings, "data-dir": context.data_dir, "report": False}
         chain = run(make_config({**values, "output-dir": str(Path(folder) / "fa-ld")}))
         fedavg = run(fedavg_of(chain.config, Path(folder) / "fedavg"))
         return _figures(chain, fedavg, context.data_dir)

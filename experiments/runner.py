@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from typing import Any
 
 import torch
@@ -166,13 +166,15 @@ def _executor(processes: int) -> Iterator[Executor]:
             yield executor
         return
     # Spawned, not forked: a fork of a process with threads may never wake.
+    others = set(active_children())
     pool = ProcessPoolExecutor(processes, get_context("spawn"), _prepare_worker)
     try:
         yield pool
     except BaseException:
         pool.shutdown(wait=False, cancel_futures=True)
-        for process in list(getattr(pool, "_processes", {}).values()):
-            process.terminate()
+        # What is under way is lost in any case: nobody waits for it.
+        for worker in set(active_children()) - others:
+            worker.terminate()
         raise
     pool.shutdown()
 

@@ -67,7 +67,7 @@ def sampled(settings: Mapping[str, Any], context: Context) -> Value:
     "exact", of the chain's own stationary law."""
     del context
     with tempfile.TemporaryDirectory() as folder:
-        config = make_config({**settings, "output-dir": str(Path(folder) / "run")})
+        config = make_config({**settings, "report": False, "output-dir": str(Path(folder) / "run")})
         prepared = prepare(config)
         summary = execute(prepared, EngineGrid(config, prepared.problem), [])
     return {"sampled": float(summary["posterior"]["w2"]), "exact": exact(config)}

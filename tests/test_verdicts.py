@@ -179,8 +179,7 @@ def test_fashion(scale: Scale) -> None:
     good = {62.5: 2.5, 31.25: 1.1, 15.6: 0.0}
     assert all_agree(private_fashion.claims(fashion(good), scale))
     same = private_fashion.claims(fashion(dict.fromkeys(good, 0.0)), scale)
-    assert same[1].verdict in (("not", "partly") if scale.quick else ("not",))
-    assert not same[1].agrees
+    assert same[1].verdict == "not"
     assert not private_fashion.claims(fashion({**good, 15.6: 2.0}), scale)[2].agrees
     assert not private_fashion.claims(fashion(good, fedavg=70.0), scale)[0].agrees
     # Had the noise been the paper's, its absolute numbers would come out.
@@ -320,7 +319,8 @@ def test_attacks(scale: Scale, attack: str) -> None:
     bad = {**good, "rage": [15.0]}
     wrong = 100.0 if REMOVED[attack] < 50 else 0.0
     claims = byzantine_mnist.claims(attack, bad, none, [wrong], scale)
-    assert {0, 2} <= set(differing(claims))
+    told_apart = scale is FULL or attack in ("A.3", "A.4", "A.6")
+    assert ({0, 2} if told_apart else {0}) <= set(differing(claims))
     assert claims[1].verdict == "not"
 
 
