@@ -92,7 +92,10 @@ def section(numbers: Numbers, scale: Scale) -> Section:
     }
     paper = {"Q = 1, no clipping": "0", "Q = ∞, no clipping": "13/9"}
     paper |= dict(zip(list(TABLE_4)[2:], ("1/2", "2/3"), strict=True))
-    rows = [[name, *(f"{end:.7f}" for end in own), paper[name]] for name, own in ends.items()]
+    rows = [
+        [name, *(f"{round(end, 7) + 0.0:.7f}" for end in own), paper[name]]
+        for name, own in ends.items()
+    ]
     heads = ["", *(f"from x = {start:g}" for start in INITIAL_POINTS), "the paper's"]
     models, differences = (
         numbers["claim 2.1", name]["end"] for name in ("model-clipping", "ce-fedavg")

@@ -126,7 +126,7 @@ def claims(
     """Section 2.2's sentences, from the cost of clipping in points and the norms' coefficient of
     variation by (data set and model, split).
 
-    What the smaller models here come to in the first and last was not known beforehand.
+    What data and models as small as these come to was not known beforehand.
     """
     cases = list(dict.fromkeys(case for case, _ in drops))
     split_costs = [
@@ -155,7 +155,11 @@ def claims(
         Claim(
             "Clipping has far less impact on IID than on Non-IID data.", split_costs, foreseen=None
         ),
-        Claim("Update norms are more concentrated on IID than on Non-IID data.", concentrated),
+        Claim(
+            "Update norms are more concentrated on IID than on Non-IID data.",
+            concentrated,
+            foreseen=None,
+        ),
         Claim(
             "The cost of clipping goes with the spread of the norms.",
             [between(f"rank correlation over {len(keys)} cases", rank, 0.3, 1.0)],
@@ -201,16 +205,18 @@ def _shape_plot(numbers: Numbers, data: str, cases: Sequence[Case]) -> Plot | No
     if not cases:
         return None
     figure = new_figure(2.6 * len(cases) + 0.6)
-    panels = figure.subplots(len(cases), 2, squeeze=False, sharey=True, sharex="row")
+    panels = figure.subplots(len(cases), 2, squeeze=False, sharey=True)
     for row, case in zip(panels, cases, strict=True):
-        for axes, split in zip(row, SPLITS, strict=True):
-            own = series(numbers, *case, split, FEDAVG)[0]
+        shown = [series(numbers, *case, split, FEDAVG)[0] for split in SPLITS]
+        longest = max(norm for own in shown for norm in own["norms"])
+        for axes, split, own in zip(row, SPLITS, shown, strict=True):
             axes.plot(own["norms"], own["angles"], "o", color=BLUE, ms=3, alpha=0.6)
             mean = (np.mean(own["norms"]), np.mean(own["angles"]))
             axes.plot(*mean, "D", color=CYCLE[-1], ms=6, label="mean")
             axes.set_title(f"{case[1]}, {split}", fontsize="small")
-            axes.set_xlim(left=0)
-            axes.set_ylim(0, 120)
+            axes.set_xlim(0, 1.08 * longest)
+            axes.set_ylim(0, 180)
+            axes.set_yticks(range(0, 181, 45))
             axes.set_xlabel("‖Δ_i‖ (parameter units)", fontsize="small")
             axes.grid(alpha=0.3)
         row[0].set_ylabel("angle to the last\nglobal update (°)", fontsize="small")

@@ -238,7 +238,6 @@ def test_the_spread_of_updates() -> None:
         dict(zip(keys, (4.0, 0.5), strict=True)), dict(zip(keys, (0.3, 0.2), strict=True))
     )
     assert [claim.verdict for claim in claims] == ["not", "not", "reproduced"]
-    assert differing(claims) == [1]
 
 
 # FA-LD: the exact numbers are right, so what is wrong is put into them.
