@@ -8,7 +8,7 @@ from flwr.app import ArrayRecord, ConfigRecord
 
 from server_app.build import build_strategy
 from server_app.config import RunConfig, make_config
-from server_app.run import server_evaluation
+from server_app.run import server_evaluation, with_simulated_attack
 from simulation.engine import EngineGrid, train_together
 from strategies.frame import EvaluateFn, Observer
 from tasks.problem import Problem, load_problem
@@ -29,7 +29,7 @@ def run_alone(run: EngineRun, *, evaluates: bool = True) -> None:
     if evaluates:
         evaluate = server_evaluation(run.problem) or _nothing
     build_strategy(run.config, run.observers).start(
-        EngineGrid(run.config, run.problem),
+        with_simulated_attack(run.config, EngineGrid(run.config, run.problem)),
         ArrayRecord(run.problem.state()),
         num_rounds=run.config.num_server_rounds,
         timeout=run.config.round_timeout,

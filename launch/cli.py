@@ -140,7 +140,7 @@ def pilot(
 def reproduce(
     paper: Annotated[
         str,
-        typer.Argument(help="fat-clipping, dp-normfedavg, understanding-clipping or fa-ld."),
+        typer.Argument(help="fat-clipping, dp-normfedavg, understanding-clipping, fa-ld or rage."),
     ],
     only: Annotated[str | None, typer.Option(help="One of the paper's experiments.")] = None,
     quick: Annotated[

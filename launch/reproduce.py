@@ -17,6 +17,7 @@ from experiments import (
     dp_normfedavg,
     fa_ld,
     fat_clipping,
+    rage,
     understanding_clipping,
 )
 from experiments.page import Part, write_report
@@ -34,6 +35,7 @@ PAPERS: dict[str, Paper] = {
         dp_normfedavg.PAPER,
         understanding_clipping.PAPER,
         fa_ld.PAPER,
+        rage.PAPER,
     )
 }
 # Between plain lines, where the output is no terminal.

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from experiments import (
+    byzantine_mnist,
     catastrophes,
     clipping_cost,
     clipping_runs,
@@ -206,3 +207,16 @@ def test_the_threshold_is_half_the_mean_norm_of_fedavg() -> None:
         found = cell.work(cell.settings, Context(before=before))
         assert found["c"] == pytest.approx(before["mean norm"] / 2)
         assert len(found["accuracy"]) == 4
+
+
+def test_an_attacked_run_counts_whom_rage_removes() -> None:
+    settings = {**byzantine_mnist.SETTING, **byzantine_mnist.QUICK, **byzantine_mnist.DIGITS}
+    settings |= {"task": "digits", "aggregator": "rage", "seed": 0, "num-server-rounds": 3}
+    settings |= {"attack": "reverse-scaled-average", "num-byzantine": 5}
+    found = byzantine_mnist.attacked(settings, Context())
+    assert found["corrupt removed"] == 100.0
+    assert 0 < found["honest removed"] < 20
+    assert len(found["loss"]) == len(found["accuracy"]) == len(found["seconds"]) == 4
+    unfiltered = byzantine_mnist.attacked({**settings, "aggregator": "mean"}, Context())
+    assert unfiltered["corrupt removed"] == 0
+    assert unfiltered["loss"][-1] > found["loss"][-1]

@@ -129,7 +129,9 @@ def test_success() -> None:
     }
     assert all_agree(catastrophes.success_claims(good))
     useless = {(name, p): 0.0 for name in names for p in (2, 10)}
-    assert [c.verdict for c in catastrophes.success_claims(useless)] == ["not", "reproduced", "not"]
+    claims = catastrophes.success_claims(useless)
+    assert [claim.verdict for claim in claims] == ["not", "not", "reproduced", "not"]
+    assert differing(claims) == [0, 3]
     ended = {"failed": None, "accuracy": [0.1, 0.8]}
     assert catastrophes.succeeded(ended)
     assert not catastrophes.succeeded({**ended, "failed": 3})
