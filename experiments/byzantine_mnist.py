@@ -8,7 +8,7 @@ import numpy as np
 
 from attacks import redrawn_corrupt
 from experiments.engine_run import EngineRun, run_alone
-from experiments.finding import Claim, Finding, between
+from experiments.finding import Claim, Finding, between, unchecked
 from experiments.study import (
     Cell,
     Context,
@@ -194,7 +194,7 @@ def attack_section(attack: str, numbers: Numbers, scale: Scale) -> Section:
     )
     texts = _texts(scale)
     if scale.data_set("mnist") == "digits":
-        found = [Claim(c.text, [], not_checked="no MNIST") for c in found]
+        found = unchecked(found, "no MNIST")
     shown = {rule: (attack, rule) for rule in _accuracies(numbers, attack)}
     rows = [
         _row(name, numbers, label, scale)
@@ -266,10 +266,10 @@ def claims(
     low, high, words = REMOVED[attack]
     text = f"Of the corrupt clients RAGE removes {words}."
     share = between("removed, %", float(np.mean(removed)), low, high)
-    unchecked = ""
+    reason = ""
     if scale.quick and attack not in _PLAIN:
-        unchecked = "so few clients do not tell it from chance"
-    found.append(Claim(text, [share], not_checked=unchecked, ours=True))
+        reason = "so few clients do not tell it from chance"
+    found.append(Claim(text, [share], not_checked=reason, ours=True))
     if not scale.quick:
         found.append(_levels(attack, means))
     return found
@@ -334,7 +334,7 @@ def table_section(numbers: Numbers, scale: Scale) -> Section:
     }
     found = table_claims(means, scale)
     if scale.data_set("mnist") == "digits":
-        found = [Claim(c.text, [], not_checked="no MNIST") for c in found]
+        found = unchecked(found, "no MNIST")
     setting = {**SETTING, **(QUICK if scale.quick else {})}
     return Section(found, [Table(caption, heads, rows)], texts=_texts(scale), setting=setting)
 

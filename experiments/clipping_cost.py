@@ -7,7 +7,7 @@ import numpy as np
 
 from experiments import clipping_runs
 from experiments.clipping_runs import CLIPPED, FEDAVG, private_name
-from experiments.finding import Claim, Finding, between
+from experiments.finding import Claim, Finding, between, unchecked
 from experiments.study import Cell, Numbers, Plot, Scale, Section, Table, series, spread
 from server_app.figures import CYCLE, new_figure
 
@@ -87,7 +87,7 @@ def section(numbers: Numbers, scale: Scale) -> Section:
     found = full_claims(curves) if not scale.quick else quick_claims(curves)
     task = scale.data_set("mnist")
     if task == "digits":
-        found = [Claim(c.text, [], not_checked="no MNIST") for c in found]
+        found = unchecked(found, "no MNIST")
     expected = {m: f"{v:.1f}" for m, v in EXPECTED.items()} if not scale.quick else {}
     table = _table(
         "Table 3: test accuracy (%) after the last round on Non-IID data",
@@ -119,7 +119,7 @@ def iid_section(numbers: Numbers, scale: Scale) -> Section:
     found = iid_claims(curves)
     task = scale.data_set("fashion-mnist")
     if task == "digits":
-        found = [Claim(c.text, [], not_checked="no Fashion-MNIST") for c in found]
+        found = unchecked(found, "no Fashion-MNIST")
     table = _table(
         "Table 2: test accuracy (%) after the last round on IID data",
         *(curves, _PAPER_2, "the paper's MLP, CIFAR-10", {}),

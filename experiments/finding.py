@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 Verdict = Literal["reproduced", "partly", "not", "not checked"]
@@ -76,3 +76,8 @@ class Claim:
             range_said = f" (expected: {finding.expected})" if finding.expected else ""
             said.append(f"{finding.what}: {finding.measured}{range_said}")
         return "; ".join(said)
+
+
+def unchecked(claims: Sequence[Claim], reason: str) -> list[Claim]:
+    """The claims with nothing said of them, for the `reason`; as they are for an empty one."""
+    return [replace(claim, not_checked=reason) if reason else claim for claim in claims]

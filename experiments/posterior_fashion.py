@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file
 
-from experiments.finding import Claim, Finding
+from experiments.finding import Claim, Finding, unchecked
 from experiments.study import (
     Cell,
     Context,
@@ -165,7 +165,7 @@ def section(numbers: Numbers, scale: Scale) -> Section:
     found = claims(figures)
     texts = ["The paper reports no data set; this is what its method is for."]
     if scale.data_set("fashion-mnist") == "digits":
-        found = [Claim(c.text, [], not_checked="no Fashion-MNIST") for c in found]
+        found = unchecked(found, "no Fashion-MNIST")
         texts.append("Fashion-MNIST is not at hand: this was measured on scikit-learn's digits.")
         return Section(found, [table], texts=texts, setting=SETTING)
     if scale.quick:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from experiments.engine_run import run_watched
-from experiments.finding import Claim, Finding, between
+from experiments.finding import Claim, Finding, between, unchecked
 from experiments.private_quadratic import PRIVATE
 from experiments.study import (
     Cell,
@@ -134,7 +134,7 @@ def section(numbers: Numbers, scale: Scale) -> Section:
     task = scale.data_set("fashion-mnist")
     found = claims(figures, scale)
     if task == "digits":
-        found = [Claim(c.text, [], not_checked="no Fashion-MNIST") for c in found]
+        found = unchecked(found, "no Fashion-MNIST")
     epsilons = sorted({float(label[1]) for label in figures if len(label) == 3}, reverse=True)
     rounds = scale.choose(100, _QUICK_ROUNDS)
     texts = [

@@ -8,7 +8,7 @@ from scipy.stats import spearmanr
 
 from experiments import clipping_runs
 from experiments.clipping_runs import CLIPPED, FEDAVG, SHOWN_ROUND
-from experiments.finding import Claim, Finding, between
+from experiments.finding import Claim, Finding, between, unchecked
 from experiments.study import Cell, Numbers, Plot, Scale, Section, Table, series, spread
 from server_app.figures import BLUE, CYCLE, new_figure
 
@@ -95,7 +95,7 @@ def section(numbers: Numbers, scale: Scale) -> Section:
     found = claims(drops, variations)
     missing = scale.data_set("mnist") == "digits"
     if missing:
-        found = [Claim(c.text, [], not_checked="no MNIST") for c in found]
+        found = unchecked(found, "no MNIST")
     texts = [
         "MNIST stands in for EMNIST, Fashion-MNIST for CIFAR-10, and scikit-learn's digits for "
         "Shakespeare, none of which is at hand; a perceptron and a small CNN with GroupNorm stand "

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from experiments.engine_run import run_watched
-from experiments.finding import Claim, Finding, between
+from experiments.finding import Claim, Finding, between, unchecked
 from experiments.study import Cell, Context, Numbers, Plot, Scale, Section, Table, Value
 from server_app.figures import BLUE, CYCLE, ORANGE, new_figure
 from strategies.bounding import row_norms
@@ -171,8 +171,7 @@ def update_section(numbers: Numbers, scale: Scale) -> Section:
     heads = ["classes a client (p)", "local steps (K)", "α̂ from norms", "α̂ from vectors"]
     missing = scale.data_set("mnist") != "mnist"
     claims = update_claims({(p, k): numbers[p, k, 0] for p in CLASSES for k in steps})
-    if missing:
-        claims = [Claim(c.text, c.findings, c.foreseen, c.note, "no MNIST", c.ours) for c in claims]
+    claims = unchecked(claims, "no MNIST" if missing else "")
     stands = "scikit-learn's digits stand" if missing else "MNIST stands"
     text = f"{stands} in for CIFAR-10, and a network with 32 hidden units for the CNN."
     return Section(

@@ -114,12 +114,23 @@ def test_tails_of_updates() -> None:
 
 
 def test_failures() -> None:
-    def own(failed: int | None, peak: float) -> Value:
-        return {"accuracy": [0.1, 0.4, 0.1], "longest": [1.0, 1.0, peak], "failed": failed}
+    def own(failed: int | None, peak: float, first: float = 1.0) -> Value:
+        accuracies = [0.1, 0.4, 0.6, 0.5, 0.5, 0.1]
+        return {
+            "accuracy": accuracies,
+            "longest": [first, 1.0, 1.0, peak, 1.0],
+            "failed": failed,
+        }
 
-    assert all_agree(catastrophes.failure_claims([own(None, 1.0), own(2, 5.0)]))
+    assert catastrophes.fall(own(5, 1.0)) == pytest.approx(50)
+    assert catastrophes.fall(own(None, 1.0)) == 0
+    assert catastrophes.spike(own(5, 5.0)) == 5.0
+    claims = catastrophes.failure_claims([own(None, 1.0), own(5, 5.0)])
+    assert [claim.verdict for claim in claims] == ["reproduced", "reproduced"]
     claims = catastrophes.failure_claims([own(None, 1.2), own(None, 1.0)])
     assert [claim.verdict for claim in claims] == ["not", "not"]
+    # Long updates at the start are no spike.
+    assert catastrophes.failure_claims([own(5, 1.0, first=9.0)])[1].verdict == "not"
 
 
 def test_success() -> None:
