@@ -2,11 +2,13 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import attacks
 from server_app.config import ConfigError, RunConfig, clip_units, contraction_of
 from server_app.privacy import participation_of, privacy_plan
 from server_app.privacy_checks import is_noised
+from server_app.robustness_checks import rule_of
 from strategies import (
     CEFedAvg,
     DPFedAvg,
@@ -25,7 +27,15 @@ from strategies import (
     Rage,
     ServerStep,
 )
-from strategies.aggregators import Aggregator, RageFilter, weighted_mean
+from strategies.aggregators import (
+    Aggregator,
+    Buckets,
+    Mixing,
+    RageFilter,
+    RobustRule,
+    nearest_neighbours,
+    weighted_mean,
+)
 from strategies.corruption import CorruptionBound
 from strategies.fed_langevin import Scheme
 from strategies.frame import Observer
@@ -82,6 +92,7 @@ def _rage(config: RunConfig, frame: FrameOptions) -> FederatedStrategy:
         stop=config.rage_stop,
         coordinates=config.rage_coordinates or None,
         average=config.rage_average,
+        mixing=_mixing(config),
         **frame,
     )
 
@@ -141,17 +152,42 @@ ALGORITHMS: dict[str, Callable[[RunConfig, FrameOptions], FederatedStrategy]] = 
 
 
 def _aggregator(config: RunConfig) -> Aggregator | None:
-    """The rule that `aggregator` names; None for the algorithm's own."""
-    if config.aggregator == "mean":
+    """The rule that the configuration names; None for the algorithm's own."""
+    if config.aggregator == "auto" and (
+        config.pre_aggregator == "none" or config.algorithm == "rage"
+    ):
+        return None
+    rule = rule_of(config)
+    mixing = _mixing(config)
+    if rule == "mean" and mixing is None:
         return weighted_mean
-    if config.aggregator == "rage":
+    if rule == "rage":
         return RageFilter(
             _corruption(config),
             config.rage_stop,
             config.rage_coordinates or None,
             config.rage_average,
+            mixing,
         )
-    return None
+    name = {"median": "coordinate-median"}.get(rule, rule)
+    return RobustRule(name, _corruption(config), _rule_options(config, rule), mixing)
+
+
+def _rule_options(config: RunConfig, rule: str) -> dict[str, Any]:
+    if rule == "multi-krum":
+        return {"num_selected": config.krum_selected or None}
+    if rule == "centered-clipping":
+        return {
+            "radius": config.centered_clipping_radius or None,
+            "iterations": config.centered_clipping_iterations,
+        }
+    return {}
+
+
+def _mixing(config: RunConfig) -> Mixing | None:
+    if config.pre_aggregator == "bucketing":
+        return Buckets(config.bucket_size)
+    return nearest_neighbours if config.pre_aggregator == "nearest-neighbour-mixing" else None
 
 
 def _corruption(config: RunConfig) -> CorruptionBound:
@@ -174,7 +210,7 @@ def frame_options(config: RunConfig, observers: Sequence[Observer]) -> FrameOpti
             config.server_lr, config.server_momentum, config.projection_radius or None
         ),
         "weighting": config.weighting,
-        "identity": "query",
+        "identity": "key" if config.node_authentication else "query",
         "num_clients": config.num_clients,
         "start_timeout": config.start_timeout,
         "min_replies": config.min_replies,

@@ -13,6 +13,7 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from server_app.privacy_checks import PRIVATE_ALGORITHMS, check_privacy
+from server_app.robustness_checks import check_robustness, is_robust
 
 Scalar = bool | int | float | str
 
@@ -212,8 +213,33 @@ class RunConfig(BaseModel):
         "uniform",
         description="Weights of the mean; num-examples are capped by what a client enrolled with.",
     )
-    aggregator: Literal["auto", "mean", "rage"] = Field(
-        "auto", description="Aggregation rule; auto: the algorithm's own."
+    aggregator: Literal[
+        "auto",
+        "mean",
+        "rage",
+        "median",
+        "trimmed-mean",
+        "krum",
+        "multi-krum",
+        "bulyan",
+        "geometric-median",
+        "centered-clipping",
+    ] = Field("auto", description="Aggregation rule; auto: the algorithm's own.")
+    pre_aggregator: Literal["none", "nearest-neighbour-mixing", "bucketing"] = Field(
+        "none", description="Mixes the updates before the rule sees them."
+    )
+    bucket_size: int = Field(2, ge=1, description="bucketing: updates averaged in a bucket.")
+    krum_selected: int = Field(
+        0, ge=0, description="multi-krum: updates averaged; 0: clients - corrupt ones - 2."
+    )
+    centered_clipping_radius: float = Field(
+        0.0,
+        ge=0,
+        description="centered-clipping: radius, gradient units; 0: the median distance to the "
+        "coordinate-wise median, where it starts.",
+    )
+    centered_clipping_iterations: int = Field(
+        3, ge=1, description="centered-clipping: how often the centre is moved."
     )
     clip_norm: float = Field(
         0.0, ge=0, description="Threshold of the algorithms that clip (lambda, C, c); 0: none."
@@ -235,7 +261,8 @@ class RunConfig(BaseModel):
     corrupt_fraction: float = Field(
         0.0,
         ge=0,
-        description="The rule assumes floor(fraction x replies) corrupt clients; below 1/3.",
+        description="The rule assumes floor(fraction x replies) corrupt clients; below 1/3 (rage), "
+        "1/4 (bulyan) or 1/2.",
     )
     num_corrupt: int = Field(
         -1, ge=-1, description="Assumed corrupt clients in a round; -1: by corrupt-fraction."
@@ -343,6 +370,11 @@ class RunConfig(BaseModel):
     start_timeout: float = Field(
         120.0, gt=0, description="Seconds to wait for num-clients clients before the first round."
     )
+    node_authentication: bool = Field(
+        False,
+        description="The SuperNodes' keys are registered: a client id then stays with the key that "
+        "had it first, also while that node is away.",
+    )
     min_replies: int = Field(
         1, ge=0, description="Accepted replies below which a round leaves the model as it was."
     )
@@ -363,17 +395,7 @@ class RunConfig(BaseModel):
 
 
 def _check_adversary(config: RunConfig) -> None:
-    if config.corrupt_fraction >= 1 / 3:
-        raise ValueError(
-            f"corrupt-fraction = {config.corrupt_fraction} is not allowed: the guarantee needs "
-            "fewer than a third of the clients corrupt (below 0.333)"
-        )
-    cohort = expected_cohort(config)
-    if config.num_corrupt > 0 and 3 * config.num_corrupt >= cohort:
-        raise ValueError(
-            f"num-corrupt = {config.num_corrupt} is not allowed: the guarantee needs fewer than a "
-            f"third of the {cohort} clients in a round corrupt (at most {(cohort - 1) // 3})"
-        )
+    check_robustness(config, expected_cohort(config))
     if config.num_byzantine > config.num_clients:
         raise ValueError(
             f"num-byzantine = {config.num_byzantine} is not allowed: at most num-clients "
@@ -412,10 +434,11 @@ def _check_langevin(config: RunConfig) -> None:
             "participation = poisson is not allowed with algorithm fa-ld: full, with-replacement "
             "(scheme I) or fixed (scheme II)"
         )
-    if config.aggregator == "rage":
+    if is_robust(config):
         raise ValueError(
-            "aggregator = rage is not allowed with algorithm fa-ld: auto or mean (a filter would "
-            "take the noise of some clients away)"
+            f"aggregator = {config.aggregator} with pre-aggregator = {config.pre_aggregator} is "
+            "not allowed with algorithm fa-ld: auto or mean, and none (a robust rule would take "
+            "the noise of some clients away)"
         )
     if config.step_size == "decaying" and config.strong_convexity == 0:
         raise ValueError(

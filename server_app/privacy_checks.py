@@ -3,6 +3,8 @@ are refused here, one line each, before anything is contacted."""
 
 from typing import TYPE_CHECKING
 
+from server_app.robustness_checks import is_robust
+
 if TYPE_CHECKING:
     from server_app.config import RunConfig
 
@@ -79,14 +81,17 @@ def _check_claim(config: "RunConfig") -> None:
 
 
 def _refusals(config: "RunConfig") -> list[tuple[bool, str]]:
-    robust = config.aggregator not in ("auto", "mean")
+    robust = is_robust(config)
+    rule = f"aggregator = {config.aggregator}"
+    if config.pre_aggregator != "none":
+        rule += f" with pre-aggregator = {config.pre_aggregator}"
     at_clients = config.noise_location == "client"
     return [
         (
             robust and not at_clients,
-            f"aggregator = {config.aggregator} breaks the claim: the sensitivity of a robust rule "
-            "is not clip-norm/r; set aggregator = mean, or noise-location = client (then the local "
-            "figure holds)",
+            f"{rule} breaks the claim: the sensitivity of a robust rule is not clip-norm/r; set "
+            "aggregator = mean and pre-aggregator = none, or noise-location = client (then the "
+            "local figure holds)",
         ),
         (
             config.weighting == "num-examples",
@@ -115,7 +120,7 @@ def _refusals(config: "RunConfig") -> list[tuple[bool, str]]:
         ),
         (
             robust and config.max_epsilon > 0,
-            f"max-epsilon = {config.max_epsilon} breaks the claim with aggregator = "
-            f"{config.aggregator}, which has no central figure; set max-epsilon = 0",
+            f"max-epsilon = {config.max_epsilon} breaks the claim with {rule}, which has no "
+            "central figure; set max-epsilon = 0",
         ),
     ]

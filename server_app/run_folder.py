@@ -1,4 +1,4 @@
-"""The run folder: config.toml, metrics.jsonl, checkpoints, plots and summary.json of one run."""
+"""The run folder: config.toml, what every round did, checkpoints, plots and summary.json."""
 
 import json
 import math
@@ -13,6 +13,7 @@ import numpy as np
 import tomli_w
 from safetensors.numpy import save
 
+from server_app.client_history import CLIENTS, client_fields, history_entry
 from server_app.config import ConfigError, RunConfig, to_mapping
 from server_app.privacy_checks import claims_privacy
 from server_app.tracking import Tracker
@@ -99,6 +100,8 @@ class RunFolder:
             tracker.round(entry)
         if report.confidential:
             _append(self.path / OPERATOR, operator_entry(report))
+        elif report.server_round > 0:
+            _append(self.path / CLIENTS, history_entry(report))
 
     def set_privacy(self, entry: Callable[[], dict[str, Any] | None]) -> None:
         """What the summary says of privacy; asked for when the run ends, however it ends."""
@@ -221,7 +224,7 @@ def round_entry(report: RoundReport) -> dict[str, Any]:
 
 def operator_entry(report: RoundReport) -> dict[str, Any]:
     """One line of operator.jsonl, which is not part of what is released."""
-    return {"round": report.server_round, **_cohort_entry(report)}
+    return {"round": report.server_round, **_cohort_entry(report), **client_fields(report)}
 
 
 def _public_entry(report: RoundReport) -> dict[str, Any]:

@@ -4,6 +4,8 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
+from server_app.client_history import read_history
+from server_app.client_history_plot import plot_client_history
 from server_app.instrument_plots import (
     measured,
     plot_angles,
@@ -33,6 +35,7 @@ DRAWINGS: dict[str, Draw] = {
     "accuracy": lambda record, path: plot_accuracy(record.entries, path),
     "loss": lambda record, path: plot_loss(record.entries, path),
     "clients": lambda record, path: plot_clients(record.entries, path),
+    "client-history": lambda record, path: plot_client_history(read_history(record.folder), path),
     "update-norms": lambda record, path: plot_norms(measured(record.entries), path),
     "update-angles": lambda record, path: plot_angles(measured(record.entries), path),
     "update-spread": lambda record, path: plot_spread(measured(record.entries), path),

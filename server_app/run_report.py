@@ -27,6 +27,8 @@ _CAPTIONS = {
     "accuracy": "Accuracy of the global model after each round.",
     "loss": "Loss of the global model after each round.",
     "clients": "Clients invited, accepted, filtered by the rule and rejected in each round.",
+    "client-history": "Who was filtered or rejected, and when: a row is a client, a column a round "
+    "(clients.jsonl holds the reasons and the rule's weights).",
     "update-norms": "Length of every client's update, before the server bounds it: once per unit "
     "of the local gradients, once as the difference of the models.",
     "update-angles": "Angle between every client's update and the last global update: 0 is the "
@@ -137,7 +139,7 @@ def _clients(record: RunRecord) -> Section:
         )
         return Section("Clients", texts=[text])
     tables = _known(facts.filtered(record), facts.rejections(record), facts.skips(record))
-    return Section("Clients", figures=_pictures(record, "clients"), tables=tables)
+    return Section("Clients", figures=_pictures(record, "clients", "client-history"), tables=tables)
 
 
 def _privacy(record: RunRecord) -> Section:

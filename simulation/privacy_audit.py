@@ -14,6 +14,7 @@ from server_app.build import frame_options
 from server_app.config import ConfigError, RunConfig
 from server_app.privacy import privacy_plan
 from server_app.privacy_checks import is_noised
+from server_app.robustness_checks import is_robust
 from simulation.canaries import CanaryGrid, random_directions
 from simulation.engine import EngineGrid
 from strategies import DPFedAvg, DPNormFedAvg, FrameOptions, PrivacyPlan, spent
@@ -86,7 +87,7 @@ def _claimed_plan(config: RunConfig) -> PrivacyPlan:
     if not is_noised(config):
         raise ConfigError(f"algorithm = {config.algorithm} claims no privacy: nothing to audit")
     plan = privacy_plan(config)
-    if not plan.claim or config.aggregator not in ("auto", "mean"):
+    if not plan.claim or is_robust(config):
         raise ConfigError("the recipe makes no central privacy claim: nothing to audit")
     # An audit's clients are nobody's: their budget is not spent.
     return replace(plan, max_epsilon=None)

@@ -13,9 +13,17 @@ from .aggregation import (
     rage,
     trimmed_mean,
 )
-from .aggregators import Aggregator, RageFilter, weighted_mean
+from .aggregators import (
+    Aggregator,
+    Buckets,
+    RageFilter,
+    RobustRule,
+    nearest_neighbours,
+    weighted_mean,
+)
 from .bounding import clip, normalize
 from .ce_fedavg import CEFedAvg
+from .corruption import CorruptionBound
 from .dp_fedavg import DPFedAvg
 from .dp_normfedavg import DPNormFedAvg
 from .enrolment import NotEnoughClients
@@ -42,9 +50,11 @@ from .update_clipping import ClipNorm
 __all__ = [
     "Aggregate",
     "Aggregator",
+    "Buckets",
     "CEFedAvg",
     "ClipNorm",
     "ClippingSchedule",
+    "CorruptionBound",
     "DPFedAvg",
     "DPNormFedAvg",
     "FatClippingPI",
@@ -69,6 +79,7 @@ __all__ = [
     "RageFilter",
     "Rejection",
     "Release",
+    "RobustRule",
     "RoundReport",
     "ServerStep",
     "bulyan",
@@ -82,6 +93,7 @@ __all__ = [
     "krum",
     "mean",
     "multi_krum",
+    "nearest_neighbours",
     "normalize",
     "rage",
     "shared_noise",

@@ -1,7 +1,8 @@
 """Aggregation rules as the frame calls them: updates [K, d], weights [K], a generator."""
 
-from dataclasses import dataclass
-from typing import Literal, Protocol
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -22,6 +23,19 @@ class Aggregator(Protocol):
     ) -> Aggregate: ...
 
 
+class Mixing(Protocol):
+    """A pre-aggregator: the matrix [n, K], float64, that makes n rows of K updates [K, d].
+
+    At most `num_corrupt` of the new rows may owe anything to corrupt ones that mixing cannot
+    bound, so that the rule that follows is given the same number. Raises ValueError where K
+    updates do not allow that.
+    """
+
+    def __call__(
+        self, updates: torch.Tensor, num_corrupt: int, generator: np.random.Generator
+    ) -> torch.Tensor: ...
+
+
 def weighted_mean(
     updates: torch.Tensor,
     weights: torch.Tensor,
@@ -31,41 +45,108 @@ def weighted_mean(
     return aggregation.mean(updates, weights)
 
 
+def nearest_neighbours(
+    updates: torch.Tensor,
+    num_corrupt: int,
+    generator: np.random.Generator,  # noqa: ARG001 (nothing is drawn)
+) -> torch.Tensor:
+    """Nearest-neighbour mixing (Allouah et al., AISTATS 2023, Algorithm 2)."""
+    return aggregation.nearest_neighbour_matrix(updates, num_corrupt)
+
+
 @dataclass(frozen=True)
-class RageFilter:
+class Buckets:
+    """Bucketing (Karimireddy, He, Jaggi, ICLR 2022, Algorithm 1), drawn afresh each round.
+
+    Where fewer than `size` updates came, they are one bucket. Raises ValueError for a size
+    below 1.
+    """
+
+    size: int = 2
+
+    def __post_init__(self) -> None:
+        if self.size < 1:
+            raise ValueError(f"size = {self.size} is not allowed: at least 1")
+
+    def __call__(
+        self,
+        updates: torch.Tensor,
+        num_corrupt: int,  # noqa: ARG002 (b corrupt updates spoil at most b buckets)
+        generator: np.random.Generator,
+    ) -> torch.Tensor:
+        return aggregation.bucket_matrix(len(updates), min(self.size, len(updates)), generator)
+
+
+@dataclass(frozen=True)
+class RobustRule:
+    """A rule of `aggregation.RULES` by name, under an assumed number of corrupt clients.
+
+    `options` are the rule's own; `mixing` changes the updates before the rule sees them. The
+    frame's weights are ignored: what a client says of itself must not give it influence.
+    Raises ValueError for a name that is not known.
+    """
+
+    name: str
+    corruption: CorruptionBound
+    options: Mapping[str, Any] = field(default_factory=dict)
+    mixing: Mixing | None = None
+
+    def __post_init__(self) -> None:
+        aggregation.get(self.name)
+
+    def __call__(
+        self,
+        updates: torch.Tensor,
+        weights: torch.Tensor,  # noqa: ARG002 (see above)
+        generator: np.random.Generator,
+    ) -> Aggregate:
+        # Counted before the mixing: buckets are fewer than clients, and no less corrupt.
+        num_corrupt = self.corruption.among(len(updates))
+        if self.mixing is None:
+            return self.aggregate(updates, num_corrupt, generator)
+        matrix = self.mixing(updates, num_corrupt, generator)
+        mixed = self.aggregate(aggregation.mix(updates, matrix), num_corrupt, generator)
+        return aggregation.trace_back(mixed, matrix)
+
+    def aggregate(
+        self,
+        updates: torch.Tensor,
+        num_corrupt: int,
+        generator: np.random.Generator,  # noqa: ARG002 (for rules that draw)
+    ) -> Aggregate:
+        """The rule itself on `updates` [n, d], mixed already."""
+        return aggregation.get(self.name)(updates, num_corrupt, **self.options)
+
+
+class RageFilter(RobustRule):
     """Mean of the updates that survive RAGE (Data and Diggavi, Algorithm 2).
 
     Raises ValueError for a fraction of a third or more, and for unknown options.
     """
 
-    corruption: CorruptionBound
-    stop: Literal["count", "appendix-f"] = "count"
-    coordinates: int | None = None
-    average: Literal["uniform", "weighted"] = "uniform"
-
-    def __post_init__(self) -> None:
+    def __init__(
+        self,
+        corruption: CorruptionBound,
+        stop: Literal["count", "appendix-f"] = "count",
+        coordinates: int | None = None,
+        average: Literal["uniform", "weighted"] = "uniform",
+        mixing: Mixing | None = None,
+    ) -> None:
         # The rule itself would refuse these only in a round, which would be skipped for it.
-        fraction = self.corruption.fraction
+        fraction = corruption.fraction
         if fraction is not None and fraction >= 1 / 3:
             raise ValueError(f"corrupt_fraction = {fraction} is not allowed: less than a third")
-        if self.stop not in ("count", "appendix-f"):
-            raise ValueError(f"stop = {self.stop!r} is not allowed: count or appendix-f")
-        if self.average not in ("uniform", "weighted"):
-            raise ValueError(f"average = {self.average!r} is not allowed: uniform or weighted")
-        if self.coordinates is not None and self.coordinates < 1:
-            raise ValueError(f"coordinates = {self.coordinates} is not allowed: at least 1")
+        if stop not in ("count", "appendix-f"):
+            raise ValueError(f"stop = {stop!r} is not allowed: count or appendix-f")
+        if average not in ("uniform", "weighted"):
+            raise ValueError(f"average = {average!r} is not allowed: uniform or weighted")
+        if coordinates is not None and coordinates < 1:
+            raise ValueError(f"coordinates = {coordinates} is not allowed: at least 1")
+        options = {"stop": stop, "coordinates": coordinates, "average": average}
+        super().__init__("rage", corruption, options, mixing)
 
-    def __call__(
-        self,
-        updates: torch.Tensor,
-        weights: torch.Tensor,  # noqa: ARG002 (the filter starts from uniform weights)
-        generator: np.random.Generator,
+    def aggregate(
+        self, updates: torch.Tensor, num_corrupt: int, generator: np.random.Generator
     ) -> Aggregate:
-        return aggregation.rage(
-            updates,
-            self.corruption.among(len(updates)),
-            stop=self.stop,
-            coordinates=self.coordinates,
-            generator=generator,
-            average=self.average,
-        )
+        """RAGE on `updates` [n, d]; the coordinates it looks at come from the generator."""
+        return aggregation.rage(updates, num_corrupt, generator=generator, **self.options)

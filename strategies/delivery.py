@@ -14,7 +14,7 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 LATE = "no reply by the deadline"
-_UNSENT = "the message could not be sent"
+UNSENT = "the message could not be sent"
 
 # Polling is cheap (one small request a reply), but a large cohort must not flood the server.
 _POLL_SECONDS = 0.1
@@ -64,7 +64,7 @@ def send(
         message_ids = [None] * len(messages)
     awaited = []
     for client, message_id in zip(clients, message_ids, strict=True):
-        unsent = None if message_id else Delivery(client, None, _UNSENT)
+        unsent = None if message_id else Delivery(client, None, UNSENT)
         awaited.append(AwaitedReply(client, deadline, unsent))
         if message_id:
             awaited[-1].pull(grid, message_id, poll_interval(len(messages)))

@@ -43,12 +43,16 @@ class Client:
 class ClientRegistry:
     """Knows every client that ever enrolled and the node that holds it now.
 
-    `population`: with `identity = "query"`, the ids are 0 to population - 1 (None: any). Without
+    With `identity = "key"` nodes are asked as with "query", and a client stays with the node that
+    enrolled it first, also while that node is away: where nodes have to authenticate, a node's id
+    is that of its registered key, over all its connections, and no other key can take the client.
+
+    `population`: with "query" and "key", the ids are 0 to population - 1 (None: any). Without
     that limit a liar with many nodes could enrol as many clients as it likes.
     """
 
     def __init__(
-        self, identity: Literal["query", "node"] = "node", population: int | None = None
+        self, identity: Literal["query", "key", "node"] = "node", population: int | None = None
     ) -> None:
         self._identity = identity
         self._population = population
@@ -129,13 +133,18 @@ class ClientRegistry:
             return
         client = Client(client_id, node, num_examples)
         holder = self._clients.get(client_id)
-        if holder is None or holder.node_id not in self._online:
+        if holder is None or self._is_free(holder):
             self._assign(client)
             return
         self._waiting[node] = client
+        state = "belongs to the key of" if self._identity == "key" else "is connected as"
         logger.warning(
-            "node %s refused: client %d is connected as node %s", node, client_id, holder.node_id
+            "node %s refused: client %d %s node %s", node, client_id, state, holder.node_id
         )
+
+    def _is_free(self, holder: Client) -> bool:
+        """Whether another node may hold the client from now on."""
+        return self._identity != "key" and holder.node_id not in self._online
 
     def _take_over(self) -> None:
         """Let a refused node hold its client once the other node is gone.
@@ -145,7 +154,7 @@ class ClientRegistry:
         for node, client in list(self._waiting.items()):
             if node not in self._online:
                 del self._waiting[node]
-            elif self._clients[client.client_id].node_id not in self._online:
+            elif self._is_free(self._clients[client.client_id]):
                 del self._waiting[node]
                 self._assign(client)
 

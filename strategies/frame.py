@@ -57,10 +57,12 @@ class FrameOptions(TypedDict, total=False):
     server_step: η_g, momentum and projection (ServerStep()).
     weighting: "uniform", or "num-examples" capped by what a client enrolled with (with identity
         "node" nobody was asked, so there the clients' claims count).
-    identity: "node" (any Flower ClientApp) or "query" (stable ids, asked of each node once).
+    identity: "node" (any Flower ClientApp), "query" (stable ids, asked of each node once), or
+        "key" (as "query"; an id stays with the node that had it first, which is what a client's
+        registered key means where nodes authenticate).
     num_clients: clients to wait for before the first round (2), at most start_timeout seconds
         (120); the run goes on with fewer if there are at least min_replies. With identity
-        "query" the ids are 0 to num_clients - 1, and others are refused.
+        "query" or "key" the ids are 0 to num_clients - 1, and others are refused.
     min_replies: accepted replies below which a round leaves the model as it was (1).
     evaluate_every: rounds between evaluations (1).
     output: which iterate `start` hands out (OutputIterate(), the last).
@@ -73,7 +75,7 @@ class FrameOptions(TypedDict, total=False):
     local_rate: float | LocalRate
     server_step: ServerStep
     weighting: Literal["uniform", "num-examples"]
-    identity: Literal["query", "node"]
+    identity: Literal["query", "key", "node"]
     num_clients: int
     start_timeout: float
     min_replies: int
@@ -108,7 +110,7 @@ class FederatedStrategy(Strategy):
         local_rate: float | LocalRate = 1.0,
         server_step: ServerStep | None = None,
         weighting: Literal["uniform", "num-examples"] = "uniform",
-        identity: Literal["query", "node"] = "node",
+        identity: Literal["query", "key", "node"] = "node",
         num_clients: int = 2,
         start_timeout: float = 120.0,
         min_replies: int = 1,
@@ -504,8 +506,8 @@ class FederatedStrategy(Strategy):
 def _check_options(weighting: str, identity: str, evaluate_every: int) -> None:
     if weighting not in ("uniform", "num-examples"):
         raise ValueError(f"weighting = {weighting!r} is not allowed: uniform or num-examples")
-    if identity not in ("query", "node"):
-        raise ValueError(f"identity = {identity!r} is not allowed: query or node")
+    if identity not in ("query", "key", "node"):
+        raise ValueError(f"identity = {identity!r} is not allowed: query, key or node")
     if evaluate_every < 1:
         raise ValueError(f"evaluate_every = {evaluate_every} is not allowed: at least 1")
 

@@ -2,10 +2,19 @@
 
 from collections.abc import Iterable
 
-from .delivery import Delivery
+from flwr.common.constant import ErrorCode
+
+from .delivery import LATE, UNSENT, Delivery
 from .global_model import GlobalModel
 from .reports import Rejection
 from .screening import Contribution, RejectedReply, one_line, screen_reply
+
+# What the SuperLink writes in a client's place when nothing came from it.
+_NO_REPLY = {
+    ErrorCode.MESSAGE_UNAVAILABLE,
+    ErrorCode.REPLY_MESSAGE_UNAVAILABLE,
+    ErrorCode.NODE_UNAVAILABLE,
+}
 
 
 def screen_inbox(
@@ -20,8 +29,17 @@ def screen_inbox(
                 raise RejectedReply(delivery.problem)
             contributions[delivery.client] = screen_reply(delivery.message, model, local_lr)
         except RejectedReply as rejection:
-            rejected.append(Rejection(delivery.client, one_line(str(rejection))))
+            rejected.append(
+                Rejection(delivery.client, one_line(str(rejection)), _replied(delivery))
+            )
         except Exception as error:  # what screening did not think of must not end the round
             reason = f"the reply cannot be read: {type(error).__name__}: {error}"
             rejected.append(Rejection(delivery.client, one_line(reason)))
     return contributions, rejected
+
+
+def _replied(delivery: Delivery) -> bool:
+    message = delivery.message
+    if message is None:
+        return delivery.problem not in (LATE, UNSENT)
+    return not (message.has_error() and message.error.code in _NO_REPLY)

@@ -2,7 +2,7 @@
 
 from typing import Literal, Unpack
 
-from .aggregators import RageFilter
+from .aggregators import Mixing, RageFilter
 from .corruption import CorruptionBound
 from .frame import FederatedStrategy, FrameOptions
 
@@ -12,6 +12,7 @@ class Rage(FederatedStrategy):
 
     `num_corrupt` is the assumed number of corrupt clients in a round; or `corrupt_fraction`, for
     ⌊fraction · replies⌋. `stop`, `coordinates` and `average` are those of the function `rage`.
+    `mixing` is a pre-aggregator, such as `Buckets(2)` or `nearest_neighbours`.
     The other options are those of FrameOptions without `aggregator`; by default a run waits for
     3 · num_corrupt + 1 clients, the fewest among which the filter can protect.
     Raises ValueError unless exactly one of the first two is given, below a third.
@@ -25,6 +26,7 @@ class Rage(FederatedStrategy):
         stop: Literal["count", "appendix-f"] = "count",
         coordinates: int | None = None,
         average: Literal["uniform", "weighted"] = "uniform",
+        mixing: Mixing | None = None,
         **frame: Unpack[FrameOptions],
     ) -> None:
         if "aggregator" in frame:
@@ -32,5 +34,5 @@ class Rage(FederatedStrategy):
         corruption = CorruptionBound(num_corrupt, corrupt_fraction)
         if num_corrupt is not None:
             frame.setdefault("num_clients", max(2, 3 * num_corrupt + 1))
-        frame["aggregator"] = RageFilter(corruption, stop, coordinates, average)
+        frame["aggregator"] = RageFilter(corruption, stop, coordinates, average, mixing)
         super().__init__(**frame)

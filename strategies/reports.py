@@ -9,10 +9,14 @@ from flwr.app import MetricRecord
 
 @dataclass(frozen=True)
 class Rejection:
-    """A client of the cohort whose reply did not count, and why."""
+    """A client of the cohort whose reply did not count, and why.
+
+    `replied`: whether there was a reply of its own at all (`reason` says it in words).
+    """
 
     client: int
     reason: str
+    replied: bool = field(default=True, compare=False)
 
 
 @dataclass

@@ -31,6 +31,7 @@ def blackthorn(repository: Path, *arguments: str) -> subprocess.CompletedProcess
         ("local-lr=-1", "local-lr = -1 is not allowed"),
         ("aggregator=best", "aggregator = 'best' is not allowed"),
         ("corrupt-fraction=0.34", "fewer than a third"),
+        ("aggregator=bulyan", "fewer than a quarter"),
         ("attack=bribery", "attack = 'bribery' is not allowed"),
         ("data-dir=/nonexistent", "'/nonexistent'"),
     ],

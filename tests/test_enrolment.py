@@ -6,11 +6,22 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
-from flwr.app import Error, Message, MetricRecord, RecordDict
-from memory_grid import Answer, MemoryGrid, quadratic_app, runs, silence
+from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from memory_grid import (
+    LOCAL_LR,
+    Answer,
+    MemoryGrid,
+    initial_model,
+    quadratic_app,
+    runs,
+    silence,
+    trained,
+    vector_of,
+)
 
-from strategies import NotEnoughClients, delivery, enrolment
+from strategies import GFedAvg, NotEnoughClients, RoundReport, delivery, enrolment
 from strategies.enrolment import Client, ClientRegistry, read_enrolment
 from strategies.screening import RejectedReply
 
@@ -363,3 +374,100 @@ def test_ids_beyond_the_population_are_refused() -> None:
     grid = MemoryGrid({100: holds(0), 101: holds(4), 102: holds(5), 103: holds(2**31 - 1)})
     registry = ClientRegistry("query", population=5)
     assert settle(registry, grid) == [0, 4]
+
+
+# Where nodes authenticate, a node's id is that of its registered key.
+
+
+def test_a_client_stays_with_its_key_over_reconnects(caplog: pytest.LogCaptureFixture) -> None:
+    key = {100: holds(1, num_examples=10)}
+    grid = MemoryGrid(key)
+    registry = ClientRegistry("key")
+    assert settle(registry, grid) == [1]
+    grid.nodes = {200: holds(1, num_examples=99)}
+    with caplog.at_level(logging.WARNING, "blackthorn"):
+        assert settle(registry, grid) == []
+        settle(registry, grid)
+    assert registry[1] == Client(1, 100, 10)
+    assert [r.getMessage() for r in caplog.records] == [
+        "node 200 refused: client 1 belongs to the key of node 100"
+    ]
+    grid.nodes |= key
+    assert settle(registry, grid) == [1]
+    assert registry[1] == Client(1, 100, 10)
+    assert queries(grid) == [100, 200]
+    # Gone for good: the impostor's patience does not pay.
+    del grid.nodes[100]
+    assert settle(registry, grid) == []
+
+
+def test_another_key_with_an_id_of_its_own_is_a_client() -> None:
+    grid = MemoryGrid({100: holds(1)})
+    registry = ClientRegistry("key")
+    settle(registry, grid)
+    grid.nodes = {200: holds(0)}
+    assert settle(registry, grid) == [0]
+    assert registry.clients() == [0, 1]
+
+
+def test_ids_beyond_the_population_are_refused_with_keys_too() -> None:
+    registry = ClientRegistry("key", population=2)
+    assert settle(registry, MemoryGrid({100: holds(0), 101: holds(2)})) == [0]
+
+
+@pytest.mark.parametrize("identity", ["key", "query"])
+def test_two_live_nodes_with_one_id_are_one_client_in_a_round(identity: Any) -> None:
+    """Only the node that enrolled first is sent a model, and only its update counts."""
+    told: list[int] = []
+
+    def node(client: int, enrols: int) -> Answer:
+        answer = runs(quadratic_app(client, enrols={"client-id": enrols, "num-examples": 10}))
+
+        def listen(message: Message) -> Message | None:
+            if message.metadata.message_type == "train":
+                told.append(message.metadata.dst_node_id)
+            return answer(message)
+
+        return listen
+
+    reports: list[RoundReport] = []
+    grid = MemoryGrid({100: node(0, 0), 101: node(1, 1)})
+    strategy = GFedAvg(
+        identity=identity, num_clients=2, local_rate=LOCAL_LR, observers=[reports.append]
+    )
+    config = ConfigRecord({})
+    arrays = strategy_round(strategy, grid, 1, initial_model(), config)
+    grid.nodes[200] = node(7, 1)  # another node that says it is client 1
+    arrays = strategy_round(strategy, grid, 2, arrays, config)
+    assert told == [100, 101, 100, 101]
+    assert [report.accepted for report in reports] == [[0, 1], [0, 1]]
+    before = vector_of(initial_model())
+    for _ in range(2):
+        before = (trained(before, 0) + trained(before, 1)) / 2
+    np.testing.assert_allclose(vector_of(arrays), before, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("identity", "second"), [("key", [0]), ("query", [0, 1])])
+def test_who_may_hold_the_client_of_a_node_that_is_away(identity: Any, second: list[int]) -> None:
+    def node(client: int, enrols: int) -> Answer:
+        return runs(quadratic_app(client, enrols={"client-id": enrols, "num-examples": 10}))
+
+    reports: list[RoundReport] = []
+    grid = MemoryGrid({100: node(0, 0), 101: node(1, 1)})
+    strategy = GFedAvg(identity=identity, num_clients=2, observers=[reports.append])
+    config = ConfigRecord({})
+    arrays = strategy_round(strategy, grid, 1, initial_model(), config)
+    grid.nodes = {100: grid.nodes[100], 200: node(7, 1)}
+    strategy_round(strategy, grid, 2, arrays, config)
+    assert [report.accepted for report in reports] == [[0, 1], second]
+
+
+def strategy_round(
+    strategy: GFedAvg, grid: MemoryGrid, number: int, arrays: ArrayRecord, config: ConfigRecord
+) -> ArrayRecord:
+    """One round in Flower's own order; the grid answers when it is asked."""
+    messages = list(strategy.configure_train(number, arrays, config, grid))
+    replies = grid.send_and_receive(messages)
+    trained_arrays, _ = strategy.aggregate_train(number, replies)
+    assert trained_arrays is not None
+    return trained_arrays

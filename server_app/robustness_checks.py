@@ -1,0 +1,134 @@
+"""How many corrupt clients each aggregation rule stands: a run that assumes more is refused here,
+in one line, before anything is contacted. In a run it is the rule that refuses a round."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from server_app.config import RunConfig
+
+
+@dataclass(frozen=True)
+class Guarantee:
+    """What a rule needs: fewer than `share` of the clients corrupt, and of K rows at most most(K).
+
+    `words` is the share as it is written in messages.
+    """
+
+    words: str
+    share: float
+    most: Callable[[int], int]
+
+
+_THIRD = Guarantee("a third", 1 / 3, lambda rows: (rows - 1) // 3)
+_HALF = Guarantee("half", 1 / 2, lambda rows: (rows - 1) // 2)
+_KRUM = Guarantee("half", 1 / 2, lambda rows: (rows - 3) // 2)
+_BULYAN = Guarantee("a quarter", 1 / 4, lambda rows: (rows - 3) // 4)
+
+GUARANTEES = {
+    "rage": _THIRD,
+    "median": _HALF,
+    "trimmed-mean": _HALF,
+    "krum": _KRUM,
+    "multi-krum": _KRUM,
+    "bulyan": _BULYAN,
+    "geometric-median": _HALF,
+    "centered-clipping": _HALF,
+}
+
+
+def rule_of(config: "RunConfig") -> str:
+    """The aggregation rule that runs, with `auto` resolved to the algorithm's own."""
+    if config.aggregator != "auto":
+        return config.aggregator
+    return "rage" if config.algorithm == "rage" else "mean"
+
+
+def is_robust(config: "RunConfig") -> bool:
+    """Whether anything but the plain (weighted) mean was asked for by name."""
+    return config.aggregator not in ("auto", "mean") or config.pre_aggregator != "none"
+
+
+def check_robustness(config: "RunConfig", cohort: int) -> None:
+    """Raises ValueError, one line, where the rule's guarantee cannot hold in a round.
+
+    `cohort` is the number of clients in a round, or the usual number where that varies.
+    """
+    rule = rule_of(config)
+    _check_share(config, rule)
+    if config.weighting == "num-examples" and (rule != "mean" or is_robust(config)):
+        raise ValueError(
+            f"weighting = num-examples is not allowed with aggregator = {rule} and pre-aggregator "
+            f"= {config.pre_aggregator}, which count every client alike: set weighting = uniform"
+        )
+    if config.pre_aggregator == "bucketing" and config.bucket_size > cohort:
+        raise ValueError(
+            f"bucket-size = {config.bucket_size} is not allowed: at most the {cohort} clients in "
+            "a round"
+        )
+    rows, corrupt = _rows(config, cohort), assumed_corrupt(config, cohort)
+    most = _most(config, rule, rows)
+    # Without a rule that looks at b there is nothing to be too few for.
+    if corrupt > most and (corrupt > 0 or rule in GUARANTEES):
+        raise ValueError(_too_many(config, rule, cohort, most))
+    if rule == "multi-krum" and config.krum_selected > rows - corrupt:
+        raise ValueError(
+            f"krum-selected = {config.krum_selected} is not allowed: at most {rows - corrupt}, the "
+            f"{rows} updates of a round without the {corrupt} assumed corrupt"
+        )
+
+
+def _guarantee(config: "RunConfig", rule: str) -> Guarantee:
+    """The rule's; what is assumed of corrupt clients must make sense where no rule looks at it."""
+    return GUARANTEES.get(rule, _HALF if config.aggregator == "mean" else _THIRD)
+
+
+def _check_share(config: "RunConfig", rule: str) -> None:
+    guarantee = _guarantee(config, rule)
+    if config.corrupt_fraction >= guarantee.share:
+        raise ValueError(
+            f"corrupt-fraction = {config.corrupt_fraction} is not allowed: the guarantee needs "
+            f"fewer than {guarantee.words} of the clients corrupt (below "
+            f"{guarantee.share:.3g})"
+        )
+
+
+def _rows(config: "RunConfig", cohort: int) -> int:
+    """How many updates the rule sees of `cohort` clients."""
+    if config.pre_aggregator == "bucketing":
+        return -(-cohort // config.bucket_size)
+    return cohort
+
+
+def _most(config: "RunConfig", rule: str, rows: int) -> int:
+    most = _guarantee(config, rule).most(rows)
+    if config.pre_aggregator == "nearest-neighbour-mixing":
+        return min(most, _HALF.most(rows))
+    return most
+
+
+def _too_many(config: "RunConfig", rule: str, cohort: int, most: int) -> str:
+    assumed = f"num-corrupt = {config.num_corrupt}"
+    if config.num_corrupt < 0:
+        assumed = (
+            f"corrupt-fraction = {config.corrupt_fraction} "
+            f"({assumed_corrupt(config, cohort)} of {cohort})"
+        )
+    what = f"{cohort} clients in a round"
+    if config.pre_aggregator == "bucketing":
+        what = f"{_rows(config, cohort)} buckets of {cohort} clients"
+    words = _guarantee(config, rule).words
+    allowed = f"at most {most}" if most >= 0 else "too few for this rule"
+    return (
+        f"{assumed} is not allowed with aggregator = {rule}: the guarantee needs fewer than "
+        f"{words} of the {what} corrupt ({allowed})"
+    )
+
+
+def assumed_corrupt(config: "RunConfig", cohort: int) -> int:
+    """b among `cohort` replies, by num-corrupt or else corrupt-fraction."""
+    if config.num_corrupt >= 0:
+        return config.num_corrupt
+    # As CorruptionBound.among, which strategies use: 0.29 * 100 is 28.999999999999996 in binary.
+    return int(config.corrupt_fraction * cohort + 1e-9)
