@@ -85,6 +85,7 @@ EXPECTED: dict[str, dict[str, float]] = {
 # The median and Krum differ by many points from seed to seed.
 _STEADY = (MEAN, RAGE, TRIMMED)
 _STEADY_POINTS, _OTHER_POINTS, _RANDOM_GRADIENT_POINTS = 3.0, 10.0, 5.0
+_ORDERED = ("A.1", "A.2", "A.3", "A.4")
 # Share of the corrupt clients that RAGE removes, in %: from, to, and in words.
 REMOVED: dict[str, tuple[float, float, str]] = {
     "A.1": (30.0, 50.0, "about 40"),
@@ -272,6 +273,8 @@ def claims(
     found.append(Claim(text, [share], not_checked=reason, ours=True))
     if not scale.quick:
         found.append(_levels(attack, means))
+        if attack in _ORDERED:
+            found.append(_order(means))
     return found
 
 
@@ -296,6 +299,17 @@ def _best(attack: str, means: Mapping[str, float], scale: Scale) -> Claim:
     # Krum and RAGE are within a point of each other: which is ahead depends on the seed.
     note = "Under A.5 Krum is as good: nothing here harms an average."
     return Claim(text, findings, foreseen=None, note=note)
+
+
+def _order(means: Mapping[str, float]) -> Claim:
+    rules = (RAGE, TRIMMED, MEDIAN)
+    shown = ", ".join(f"{means[rule]:.1f}" for rule in rules)
+    descending = means[RAGE] > means[TRIMMED] > means[MEDIAN]
+    return Claim(
+        "RAGE is above the trimmed mean, and that above the median.",
+        [Finding(f"{', '.join(rules)}, %", shown, "descending", descending)],
+        ours=True,
+    )
 
 
 def _levels(attack: str, means: Mapping[str, float]) -> Claim:

@@ -118,6 +118,7 @@ def test_a_run_that_completed(tmp_path: Path) -> None:
     events = {name for name in files if name.startswith("events.out.tfevents.")}
     assert len(events) == 1
     assert {name for name in files - events if not name.startswith("plots/")} == {
+        "clients.jsonl",
         "config.toml",
         "metrics.jsonl",
         "report.html",
