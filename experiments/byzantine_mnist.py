@@ -89,7 +89,9 @@ _ORDERED = ("A.1", "A.2", "A.3", "A.4")
 # Share of the corrupt clients that RAGE removes, in %: from, to, and in words.
 REMOVED: dict[str, tuple[float, float, str]] = {
     "A.1": (30.0, 50.0, "about 40"),
-    "A.2": (0.0, 1.0, "none"),
+    # In a round or two of 25, with some seeds, the filter's direction happens to be theirs, and it
+    # removes all 25 (docs/attacks.md).
+    "A.2": (0.0, 12.0, "hardly any"),
     "A.3": (100.0, 100.0, "all"),
     "A.4": (100.0, 100.0, "all"),
     "A.5": (0.0, 1.0, "none"),
@@ -98,6 +100,10 @@ REMOVED: dict[str, tuple[float, float, str]] = {
 # Those whom the filter tells from the honest at any scale. Of the others it removes, of 5 among 40
 # clients, no more or fewer than chance does.
 _PLAIN = ("A.3", "A.4", "A.6")
+_ABOVE = (
+    "The median and the trimmed mean do better here than in that implementation's one seed; how "
+    "much depends on how evenly the clients' main digits are spread (docs/attacks.md)."
+)
 # "around 0.1" below the run without adversaries in A.2 and A.5, "similar" in the others.
 _NEAR_POINTS = {"A.2": 10.0, "A.5": 10.0}
 
@@ -321,7 +327,12 @@ def _levels(attack: str, means: Mapping[str, float]) -> Claim:
         if attack == "A.1" and rule in _STEADY:
             points = _RANDOM_GRADIENT_POINTS
         findings.append(between(f"{rule}, %", means[rule], expected - points, expected + points))
-    return Claim("The accuracies are those of an independent implementation.", findings, ours=True)
+    return Claim(
+        "The accuracies are those of an independent implementation.",
+        findings,
+        note=_ABOVE if attack in ("A.2", "A.6") else "",
+        ours=True,
+    )
 
 
 def table_section(numbers: Numbers, scale: Scale) -> Section:

@@ -40,7 +40,7 @@ PAPER = Paper(
     ],
     (
         "RAGE is the best of the robust rules under A.1 to A.4 and A.6 and not under A.5; it "
-        "removes none of the corrupt clients of A.2 and A.5, which hide inside the honest spread "
-        "and do little harm.",
+        "removes none of the corrupt clients of A.5, and those of A.2 in a round or two of 25 at "
+        "most: they hide inside the honest spread and do little harm.",
     ),
 )

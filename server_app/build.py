@@ -1,14 +1,21 @@
 """From a run configuration to a strategy. Everything that can be wrong is found here."""
 
+import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import attacks
-from server_app.config import ConfigError, RunConfig, clip_units, contraction_of
+from server_app.config import (
+    ConfigError,
+    RunConfig,
+    clip_units,
+    contraction_of,
+    expected_cohort,
+)
 from server_app.privacy import participation_of, privacy_plan
 from server_app.privacy_checks import is_noised
-from server_app.robustness_checks import rule_of
+from server_app.robustness_checks import rule_of, unprotected
 from strategies import (
     CEFedAvg,
     DPFedAvg,
@@ -40,6 +47,8 @@ from strategies.corruption import CorruptionBound
 from strategies.fed_langevin import Scheme
 from strategies.frame import Observer
 
+logger = logging.getLogger("blackthorn")
+
 
 def check_attack(config: RunConfig) -> None:
     """Raises ConfigError if `attack` is not known."""
@@ -63,6 +72,9 @@ def build_strategy(
     A run that adds noise has a privacy plan (computed here if it was not before), and a ledger
     (None: in memory alone).
     """
+    warning = unprotected(config, expected_cohort(config))
+    if warning:
+        logger.warning(warning)
     frame = frame_options(config, observers)
     aggregator = _aggregator(config)
     if aggregator is not None:

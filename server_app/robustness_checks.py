@@ -79,6 +79,19 @@ def check_robustness(config: "RunConfig", cohort: int) -> None:
         )
 
 
+def unprotected(config: "RunConfig", cohort: int) -> str:
+    """Why a rule that was asked for does not protect, in one line; empty where it does."""
+    rule = rule_of(config)
+    chosen = config.num_corrupt == 0
+    if rule not in ("rage", "trimmed-mean") or chosen or assumed_corrupt(config, cohort) > 0:
+        return ""
+    return (
+        f"aggregator = {rule} with corrupt-fraction = {config.corrupt_fraction} assumes none of "
+        f"{cohort} clients to be corrupt, which is the plain mean: set num-corrupt or "
+        "corrupt-fraction"
+    )
+
+
 def _guarantee(config: "RunConfig", rule: str) -> Guarantee:
     """The rule's; what is assumed of corrupt clients must make sense where no rule looks at it."""
     return GUARANTEES.get(rule, _HALF if config.aggregator == "mean" else _THIRD)

@@ -72,13 +72,13 @@ def test_a_cell_in_small(data_dir: str) -> None:
 
 
 ROWS = [(attack, rule) for attack, row in EXPECTED.items() for rule in row]
-# Where the coordinate-wise rules end here, by seed (docs/attacks.md): the table's one seed is below
-# all of ours by more than its tolerance. What is sure is the range.
-OWN_RANGE = {
-    ("A.2", "trimmed-mean"): (70.0, 82.0),
-    ("A.2", "median"): (48.0, 70.0),
-    ("A.6", "trimmed-mean"): (60.0, 76.0),
-    ("A.6", "median"): (48.0, 70.0),
+# Here the coordinate-wise rules do better than in the table's one seed, by more than its tolerance:
+# the table's value, and just above the best of seven seeds (docs/attacks.md).
+BETTER = {
+    ("A.2", "trimmed-mean"): (72.9, 81.0),
+    ("A.2", "median"): (50.8, 69.0),
+    ("A.6", "trimmed-mean"): (62.9, 75.0),
+    ("A.6", "median"): (50.6, 69.0),
 }
 
 
@@ -86,8 +86,8 @@ OWN_RANGE = {
 @pytest.mark.parametrize(("attack", "rule"), ROWS)
 def test_the_accuracy(data_dir: str, attack: str, rule: str) -> None:
     found = accuracy(attack, rule, data_dir)
-    if (attack, rule) in OWN_RANGE:
-        low, high = OWN_RANGE[attack, rule]
+    if (attack, rule) in BETTER:
+        low, high = BETTER[attack, rule]
         assert low <= found <= high
         return
     steady = rule in ("rage", "mean", "trimmed-mean")

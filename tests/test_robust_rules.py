@@ -242,6 +242,28 @@ def test_a_round_with_too_few_replies_for_the_rule_is_skipped_with_the_reason(
         )
 
 
+@pytest.mark.parametrize(
+    ("values", "warned"),
+    [
+        ({"aggregator": "rage"}, True),
+        ({"algorithm": "rage"}, True),
+        ({"aggregator": "trimmed-mean", "corrupt-fraction": 0.09}, True),
+        ({"aggregator": "trimmed-mean", "corrupt-fraction": 0.1}, False),
+        ({"aggregator": "rage", "num-corrupt": 0}, False),  # as it was asked for
+        ({"aggregator": "median"}, False),  # protects whatever b is
+        ({}, False),
+    ],
+)
+def test_a_rule_that_is_the_mean_says_so(
+    values: dict[str, Any], warned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("WARNING", "blackthorn"):
+        build_strategy(make_config(values))
+    lines = [record.getMessage() for record in caplog.records]
+    assert len(lines) == int(warned)
+    assert all("which is the plain mean: set num-corrupt" in line for line in lines)
+
+
 # The same for whoever composes a strategy in Python.
 
 
