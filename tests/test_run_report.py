@@ -345,7 +345,8 @@ def test_a_run_without_a_report(tmp_path: Path) -> None:
 
 
 def test_every_plot_can_be_drawn(tmp_path: Path) -> None:
-    reported_run(tmp_path, num_clients=22, partition="iid", algorithm="ce-fedavg", clip_norm=0.5)
+    many = {"num_clients": 22, "partition": "iid", "algorithm": "ce-fedavg", "clip_norm": 0.5}
+    reported_run(tmp_path, aggregator="rage", num_corrupt=2, **many)
     drawn = {path.stem for path in draw_plots(read_record(tmp_path))}
     assert drawn == set(run_plots.DRAWINGS) - {"epsilon"}
 
