@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from flower_simulation import simulating_superlink
+from flower_simulation import RAY_START_FAILED, RAY_STARTS, simulating_superlink
 from markdown_blocks import BadMarker, Block, blocks_of, other_test_of
 from rich.console import Console
 
@@ -199,15 +199,25 @@ def run_flower(command: list[str], settings: tuple[str, ...], folder: Path) -> N
     changes = dict(parse_setting(setting) for setting in settings)
     for recipe in (ROOT / "recipes").glob("*.toml"):
         write_config({**read_recipe(recipe), **changes}, app / "recipes" / recipe.name)
-    work = folder / "work"
+    for attempt in range(RAY_STARTS):
+        failure = _run_flower_once(command, app, folder / f"work-{attempt}")
+        # Ray gives its own server only a fixed time to come up, whatever else the machine does.
+        if RAY_START_FAILED not in failure:
+            break
+    assert not failure, failure
+
+
+def _run_flower_once(command: list[str], app: Path, work: Path) -> str:
+    """One attempt; what was printed where the run did not complete, empty where it did."""
     work.mkdir()
     with simulating_superlink(work) as (environment, _):
         done = subprocess.run(
             command, cwd=app, env=environment, capture_output=True, text=True, timeout=SECONDS
         )
     summaries = [json.loads(path.read_text()) for path in work.glob("runs/*/summary.json")]
-    said = f"{done.stdout}{done.stderr}{(work / 'superlink.log').read_text()}"
-    assert [summary["status"] for summary in summaries] == ["completed"], said
+    if [summary["status"] for summary in summaries] == ["completed"]:
+        return ""
+    return f"{done.stdout}{done.stderr}{(work / 'superlink.log').read_text()}{summaries}"
 
 
 def run_block(block: Block, folder: Path) -> None:
