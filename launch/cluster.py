@@ -12,6 +12,7 @@ from blackthorn.__main__ import app_root
 from launch.flower_cluster import DeploymentError, FlowerCluster, Node
 from launch.progress import RoundPrinter
 from server_app.config import ConfigError, RunConfig, to_mapping
+from server_app.operator_log import longest_run
 from server_app.privacy import privacy_of_dead_run
 from server_app.run import RunFailed, prepare
 from server_app.run_folder import read_metrics, read_summary, write_failure
@@ -19,8 +20,6 @@ from server_app.run_report import publish
 
 PACKAGES = ("attacks", "client_app", "server_app", "strategies", "tasks")
 BYZANTINE_PROGRAM = "attacks.flwr_clientapp:main"
-# What a round may take beyond its deadline: evaluation, aggregation, nodes that come back.
-_ROUND_SLACK_SECONDS = 60.0
 
 
 def cluster(
@@ -66,12 +65,6 @@ def _fail(folder: Path, config: RunConfig, reason: str) -> None:
     written = write_failure(folder, config, reason, privacy_of_dead_run(config, folder))
     if written and config.report:
         publish(folder)
-
-
-def longest_run(config: RunConfig) -> float:
-    """Seconds after which a run cannot still be on its way: the sum of all its deadlines."""
-    one_round = 2 * config.round_timeout + _ROUND_SLACK_SECONDS
-    return config.start_timeout + config.num_server_rounds * one_round
 
 
 def _deployed(config: RunConfig, data: Sequence[Path]) -> RunConfig:
