@@ -9,7 +9,8 @@ from typing import Any
 from rich.console import Console
 
 from blackthorn.__main__ import app_root
-from launch.flower_cluster import DeploymentError, FlowerCluster, Node
+from launch.byzantine_nodes import check_rogue, cluster_nodes, collusion
+from launch.flower_cluster import DeploymentError, FlowerCluster
 from launch.progress import RoundPrinter
 from server_app.config import ConfigError, RunConfig, to_mapping
 from server_app.privacy import privacy_of_dead_run
@@ -18,28 +19,41 @@ from server_app.run_folder import read_metrics, read_summary, write_failure
 from server_app.run_report import publish
 
 PACKAGES = ("attacks", "client_app", "server_app", "strategies", "tasks")
-BYZANTINE_PROGRAM = "attacks.flwr_clientapp:main"
 # What a round may take beyond its deadline: evaluation, aggregation, nodes that come back.
 _ROUND_SLACK_SECONDS = 60.0
 
 
 def cluster(
-    config: RunConfig, console: Console, *, data: Sequence[Path] = (), warm: bool = True
+    config: RunConfig,
+    console: Console,
+    *,
+    data: Sequence[Path] = (),
+    warm: bool = True,
+    rogue: str = "",
 ) -> dict[str, Any]:
     """Run `config` on one SuperNode a client and return the summary.
 
-    The last `num-byzantine` nodes run the Byzantine program in place of Flower's. `data` gives
-    every node its own examples. Raises ConfigError before anything is started, RunFailed if the
-    run did not complete, DeploymentError if a process did not do its part.
+    The last `num-byzantine` nodes run the Byzantine program in place of Flower's, or with `rogue`
+    (behaviours of `attacks.rogue`, by commas) no SuperNode at all but the rogue process. `data`
+    gives every node its own examples. Raises ConfigError before anything is started, RunFailed if
+    the run did not complete, DeploymentError if a process did not do its part.
     """
     config = _deployed(config, data)
+    check_rogue(config, rogue)
     folder = prepare(config).folder.resolve()
-    nodes = _nodes(config, data)
     config = config.model_copy(update={"output_dir": str(folder)})
     console.print(f"run folder: {folder}", markup=False, highlight=False, soft_wrap=True)
-    console.print(f"starting a SuperLink and {len(nodes)} SuperNodes...", highlight=False)
+    console.print(f"starting a SuperLink and {config.num_clients} SuperNodes...", highlight=False)
     try:
-        with FlowerCluster(nodes, folder, warm=warm, start_timeout=config.start_timeout) as flower:
+        with (
+            collusion(config, rogue) as accomplices,
+            FlowerCluster(
+                cluster_nodes(config, data, rogue, accomplices),
+                folder,
+                warm=warm,
+                start_timeout=config.start_timeout,
+            ) as flower,
+        ):
             began = time.monotonic()
             run_id = flower.submit(app_root(), to_mapping(config), packages=PACKAGES)
             with RoundPrinter(console, config.num_server_rounds) as printer:
@@ -81,6 +95,11 @@ def _deployed(config: RunConfig, data: Sequence[Path]) -> RunConfig:
             "byzantine-set = redrawn is not allowed in a cluster, where the Byzantine nodes are "
             "programs of their own: set byzantine-set=fixed"
         )
+    if config.num_byzantine and config.omniscient:
+        raise ConfigError(
+            "omniscient = true is not allowed in a cluster, where no Byzantine node sees what "
+            "the honest ones send: set omniscient=false"
+        )
     if data and len(data) != config.num_clients:
         raise ConfigError(
             f"--data was given {len(data)} times for {config.num_clients} clients: once each"
@@ -94,19 +113,6 @@ def _deployed(config: RunConfig, data: Sequence[Path]) -> RunConfig:
     return config.model_copy(
         update={"data_dir": str(Path(folder).expanduser().resolve()) if folder else ""}
     )
-
-
-def _nodes(config: RunConfig, data: Sequence[Path]) -> list[Node]:
-    honest = config.num_clients - config.num_byzantine
-    nodes = []
-    for client in range(config.num_clients):
-        own = {"data-path": str(data[client].resolve())} if data else {}
-        if client < honest:
-            nodes.append(Node(config=own))
-        else:
-            env = {"BLACKTHORN_ATTACK": config.attack}
-            nodes.append(Node(config=own, program=BYZANTINE_PROGRAM, env=env))
-    return nodes
 
 
 class _MetricsTail:

@@ -94,7 +94,8 @@ class Workplace:
 
     def _write_programs(self, quick_polls: bool) -> None:
         paced = flower_programs.PACED_ENTRIES if quick_polls else {}
-        entries = {**flower_programs.STANDARD_ENTRIES, **paced} if self._warm else paced
+        standard = flower_programs.STANDARD_ENTRIES if self._warm else {}
+        entries = {**standard, **flower_programs.BOUNDED_ENTRIES, **paced}
         for name, entry in entries.items():
             if self._warm:
                 is_app = name in ("flwr-serverapp", "flwr-clientapp")
