@@ -5,20 +5,27 @@ never uploads it holds that call for minutes, and a reply that cannot be read ra
 Here every reply is pulled on its own, in its own thread, and the deadline is ours.
 """
 
+import contextlib
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+import grpc
 from flwr.app import Message
 from flwr.serverapp import Grid
 
+from .link import LinkDown, call_within
+
 LATE = "no reply by the deadline"
 _UNSENT = "the message could not be sent"
+_SURPLUS = "enough others had answered"
 
 # Polling is cheap (one small request a reply), but a large cohort must not flood the server.
 _POLL_SECONDS = 0.1
 _POLL_SECONDS_PER_MESSAGE = 0.004
+# Between two looks at what the threads have found.
+_ARRIVAL_SECONDS = 0.02
 
 
 @dataclass(frozen=True)
@@ -28,6 +35,16 @@ class Delivery:
     client: int
     message: Message | None
     problem: str = ""
+    # Nobody waits for this reply any more: there are enough without it.
+    surplus: bool = False
+
+
+@dataclass(frozen=True)
+class Enough:
+    """A round is over when `number` replies are in that pass `counts`."""
+
+    number: int
+    counts: Callable[[Delivery], bool]
 
 
 def exchange(
@@ -44,6 +61,38 @@ def exchange(
     return [reply.delivery() for reply in awaited]
 
 
+def exchange_until(
+    grid: Grid,
+    messages: Sequence[Message],
+    clients: Sequence[int],
+    timeout: float,
+    enough: Enough,
+) -> list[Delivery]:
+    """As `exchange`, but no longer than until there are enough; the rest is surplus.
+
+    Who answers first counts; in one process, where all answer at once, who was asked first. The
+    Deliveries are by ascending client.
+    """
+    pending = send(grid, messages, clients, timeout)
+    found: list[Delivery] = []
+    good = 0
+    while pending and good < enough.number:
+        waiting = []
+        for reply in pending:
+            if good >= enough.number or not reply.over():
+                waiting.append(reply)
+                continue
+            found.append(reply.delivery())
+            good += enough.counts(found[-1])
+        if len(waiting) == len(pending):
+            time.sleep(_ARRIVAL_SECONDS)
+        pending = waiting
+    for reply in pending:
+        reply.abandon()
+        found.append(Delivery(reply.client, None, _SURPLUS, surplus=True))
+    return sorted(found, key=lambda delivery: delivery.client)
+
+
 def send(
     grid: Grid, messages: Sequence[Message], clients: Sequence[int], timeout: float
 ) -> "list[AwaitedReply]":
@@ -58,7 +107,9 @@ def send(
         replies = grid.send_and_receive(messages, timeout=timeout)
         deliveries = attribute_replies(replies, messages, clients)
         return [AwaitedReply(delivery.client, deadline, delivery) for delivery in deliveries]
-    message_ids: list[str | None] = list(grid.push_messages(messages))
+    message_ids: list[str | None] = []
+    with contextlib.suppress(LinkDown):
+        message_ids = list(call_within(grid, lambda: grid.push_messages(messages), timeout))
     if len(message_ids) != len(messages):
         # Nothing tells which of them the server took.
         message_ids = [None] * len(messages)
@@ -108,7 +159,7 @@ class AwaitedReply:
     """
 
     def __init__(self, client: int, deadline: float, result: Delivery | None = None) -> None:
-        self._client = client
+        self.client = client
         self._deadline = deadline
         self._result = result
         self._stop: BaseException | None = None
@@ -129,26 +180,33 @@ class AwaitedReply:
         """Whether there is a result or the deadline has passed."""
         return self._settled.is_set() or time.monotonic() >= self._deadline
 
+    def abandon(self) -> None:
+        """Stop looking."""
+        self._deadline = 0.0
+
     def delivery(self) -> Delivery:
         """What came, or that nothing did. Raises what the grid raises when the run is over."""
         if self._stop is not None:
             raise self._stop
-        return self._result or Delivery(self._client, None, LATE)
+        return self._result or Delivery(self.client, None, LATE)
 
     def _look(self, grid: Grid, message_id: str, interval: float) -> None:
         while time.monotonic() < self._deadline:
             try:
                 replies = list(grid.pull_messages([message_id]))
+            except grpc.RpcError:  # the SuperLink restarts, perhaps: the reply will be there later
+                time.sleep(interval)
+                continue
             except Exception as error:  # whatever a client put into its reply ends here
                 reason = f"the reply cannot be read: {type(error).__name__}: {error}"
-                self._settle(Delivery(self._client, None, reason))
+                self._settle(Delivery(self.client, None, reason))
                 return
             except BaseException as stop:  # Flower's way to say that the run was stopped
                 self._stop = stop
                 self._settled.set()
                 return
             if replies:
-                self._settle(Delivery(self._client, replies[0]))
+                self._settle(Delivery(self.client, replies[0]))
                 return
             time.sleep(interval)
 
