@@ -295,8 +295,9 @@ def main() -> None:
         from server_app.run import RunFailed
         from strategies import NotEnoughClients
         from strategies.ledger import LedgerInUse
+        from strategies.quorum import NotEnoughReplies
 
-        if not isinstance(error, RunFailed | NotEnoughClients | LedgerInUse):
+        if not isinstance(error, RunFailed | NotEnoughClients | NotEnoughReplies | LedgerInUse):
             raise
         print(f"failed: {error}", file=sys.stderr)
         sys.exit(1)

@@ -33,9 +33,13 @@ def cluster(
     run did not complete, DeploymentError if a process did not do its part.
     """
     config = _deployed(config, data)
-    folder = prepare(config).folder.resolve()
+    prepared = prepare(config)
+    folder = prepared.folder.resolve()
     nodes = _nodes(config, data)
-    config = config.model_copy(update={"output_dir": str(folder)})
+    places = {"output_dir": str(folder), "resume": str(folder) if config.resume else ""}
+    config = config.model_copy(update=places)
+    if prepared.saved is not None:
+        set_logs_aside(folder)
     console.print(f"run folder: {folder}", markup=False, highlight=False, soft_wrap=True)
     console.print(f"starting a SuperLink and {len(nodes)} SuperNodes...", highlight=False)
     try:
@@ -43,7 +47,8 @@ def cluster(
             began = time.monotonic()
             run_id = flower.submit(app_root(), to_mapping(config), packages=PACKAGES)
             with RoundPrinter(console, config.num_server_rounds) as printer:
-                tail = _MetricsTail(folder, printer)
+                done = prepared.saved.state.server_round if prepared.saved else -1
+                tail = _MetricsTail(folder, printer, done)
                 status = flower.wait(run_id, longest_run(config), lambda _: tail.show_new())
                 tail.show_new()
     except KeyboardInterrupt:
@@ -66,6 +71,14 @@ def _fail(folder: Path, config: RunConfig, reason: str) -> None:
     written = write_failure(folder, config, reason, privacy_of_dead_run(config, folder))
     if written and config.report:
         publish(folder)
+
+
+def set_logs_aside(folder: Path) -> None:
+    """Keep the logs of the processes that died: logs-1, logs-2, ... beside the new ones."""
+    logs = folder / "logs"
+    if logs.exists():
+        number = 1 + len(list(folder.glob("logs-*")))
+        logs.rename(folder / f"logs-{number}")
 
 
 def longest_run(config: RunConfig) -> float:
@@ -112,10 +125,11 @@ def _nodes(config: RunConfig, data: Sequence[Path]) -> list[Node]:
 class _MetricsTail:
     """Prints the rounds that metrics.jsonl has gained."""
 
-    def __init__(self, folder: Path, printer: RoundPrinter) -> None:
+    def __init__(self, folder: Path, printer: RoundPrinter, done: int) -> None:
         self._folder = folder
         self._printer = printer
-        self._shown = 0
+        # Lines of the rounds before a run was resumed have been shown.
+        self._shown = sum(entry["round"] <= done for entry in read_metrics(folder))
 
     def show_new(self) -> None:
         entries = read_metrics(self._folder)
