@@ -89,9 +89,7 @@ _ORDERED = ("A.1", "A.2", "A.3", "A.4")
 # Share of the corrupt clients that RAGE removes, in %: from, to, and in words.
 REMOVED: dict[str, tuple[float, float, str]] = {
     "A.1": (30.0, 50.0, "about 40"),
-    # In a round or two of 25, with some seeds, the filter's direction happens to be theirs, and it
-    # removes all 25 (docs/attacks.md).
-    "A.2": (0.0, 12.0, "hardly any"),
+    "A.2": (0.0, 1.0, "none"),
     "A.3": (100.0, 100.0, "all"),
     "A.4": (100.0, 100.0, "all"),
     "A.5": (0.0, 1.0, "none"),

@@ -71,28 +71,32 @@ def test_a_cell_in_small(data_dir: str) -> None:
     assert final["rage"] > final["mean"] + 3
 
 
-ROWS = [(attack, rule) for attack, row in EXPECTED.items() for rule in row]
-# Here the coordinate-wise rules do better than in the table's one seed, by more than its tolerance:
-# the table's value, and just above the best of seven seeds (docs/attacks.md).
-BETTER = {
-    ("A.2", "trimmed-mean"): (72.9, 81.0),
-    ("A.2", "median"): (50.8, 69.0),
-    ("A.6", "trimmed-mean"): (62.9, 75.0),
-    ("A.6", "median"): (50.6, 69.0),
+# Seed 0 misses these (docs/attacks.md): the page's tolerance stays, and the day one is met is news.
+MISSED = {
+    ("A.2", "trimmed-mean"): "77.3, expected 72.9 within 3",
+    ("A.2", "median"): "63.4, expected 50.8 within 10",
+    ("A.6", "trimmed-mean"): "69.3, expected 62.9 within 3",
+    ("A.6", "median"): "61.5, expected 50.6 within 10",
 }
+ROWS = [
+    pytest.param(
+        attack,
+        rule,
+        marks=[pytest.mark.xfail(strict=True, reason=MISSED[attack, rule])]
+        if (attack, rule) in MISSED
+        else [],
+    )
+    for attack, row in EXPECTED.items()
+    for rule in row
+]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("attack", "rule"), ROWS)
 def test_the_accuracy(data_dir: str, attack: str, rule: str) -> None:
-    found = accuracy(attack, rule, data_dir)
-    if (attack, rule) in BETTER:
-        low, high = BETTER[attack, rule]
-        assert low <= found <= high
-        return
     steady = rule in ("rage", "mean", "trimmed-mean")
     points = (5 if attack == "A.1" else 3) if steady else 10
-    assert found == pytest.approx(EXPECTED[attack][rule], abs=points)
+    assert accuracy(attack, rule, data_dir) == pytest.approx(EXPECTED[attack][rule], abs=points)
 
 
 @pytest.mark.slow
@@ -103,8 +107,19 @@ def test_the_order(data_dir: str, attack: str) -> None:
     assert best > middle > worst
 
 
+SHARES = [
+    pytest.param(
+        attack,
+        marks=[pytest.mark.xfail(strict=True, reason="8 % with seed 0, expected none")]
+        if attack == "A.2"
+        else [],
+    )
+    for attack in sorted(REMOVED)
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("attack", sorted(REMOVED))
+@pytest.mark.parametrize("attack", SHARES)
 def test_whom_rage_removes(data_dir: str, attack: str) -> None:
     low, high, _ = REMOVED[attack]
     assert low <= measured(attack, "rage", data_dir)["corrupt removed"] <= high
