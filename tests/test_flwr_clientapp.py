@@ -4,15 +4,8 @@ The deployment test runs it for real: a SuperLink, one SuperNode with the progra
 an app that knows nothing of this project but has a package `attacks` of its own.
 """
 
-import contextlib
 import json
-import os
-import signal
-import socket
 import subprocess
-import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -21,8 +14,7 @@ from flwr.clientapp import ClientApp
 
 from attacks.byzantine_app import ByzantineApp
 from attacks.flwr_clientapp import install_runner, lying, main
-
-PROGRAMS = Path(sys.executable).parent
+from launch.flower_cluster import FlowerCluster, Node
 
 
 def test_every_app_that_flower_loads_is_wrapped() -> None:
@@ -129,102 +121,20 @@ def main(grid, context):
 }
 
 
-def free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
-
-
-@contextlib.contextmanager
-def started(*command: str, log: Path, **environment: str) -> Iterator[None]:
-    """One of Flower's long-running programs, ended with all that it started."""
-    with log.open("w") as output:
-        process = subprocess.Popen(
-            command,
-            env={**os.environ, **environment},
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    try:
-        yield
-    finally:
-        process.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(10)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait(10)
-
-
 @pytest.mark.deployment
 def test_a_real_node_lies_whatever_the_bundle_says(tmp_path: Path) -> None:
-    app, home, result = tmp_path / "app", tmp_path / "home", tmp_path / "result.json"
+    app, result = tmp_path / "app", tmp_path / "result.json"
     for name, text in APP.items():
         (app / name).parent.mkdir(parents=True, exist_ok=True)
         (app / name).write_text(text)
-    server_io, fleet, control = (f"127.0.0.1:{port}" for port in free_ports(3))
-    home.mkdir()
-    (home / "config.toml").write_text(
-        f'[superlink]\ndefault = "l"\n[superlink.l]\naddress = "{control}"\ninsecure = true\n'
-    )
-    common = {
-        "FLWR_TELEMETRY_ENABLED": "0",
-        "FLWR_DISABLE_UPDATE_CHECK": "1",
-        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-        "OMP_NUM_THREADS": "1",
-        "FLWR_HOME": str(home),
-        "PATH": f"{PROGRAMS}:{os.environ['PATH']}",
-    }
     evil = install_runner(tmp_path / "bin", "reverse-scaled-average").parent
-    node = {**common, "FLWR_HOME": str(tmp_path / "node"), "PATH": f"{evil}:{common['PATH']}"}
-    flower = str(PROGRAMS)
-    with (
-        started(
-            f"{flower}/flower-superlink",
-            "--insecure",
-            *("--serverappio-api-address", server_io, "--fleet-api-address", fleet),
-            *("--control-api-address", control),
-            log=tmp_path / "superlink.log",
-            **common,
-        ),
-        started(
-            f"{flower}/flower-supernode",
-            *("--insecure", "--superlink", fleet, "--clientappio-api-address", "127.0.0.1:0"),
-            log=tmp_path / "supernode.log",
-            **node,
-        ),
-    ):
-        submit(app, f'result="{result}"', common)
-        wait_for(result, 60)
-    logs = "".join((tmp_path / f"{name}.log").read_text() for name in ("superlink", "supernode"))
-    assert result.exists(), logs
+    # Flower's own programs, as a stranger's deployment starts them.
+    node = Node(path_prefix=evil)
+    with FlowerCluster([node], tmp_path / "out", warm=False, quick_polls=False) as cluster:
+        status = cluster.wait(cluster.submit(app, {"result": str(result)}), deadline=120.0)
+        logs = "".join(path.read_text() for path in cluster.logs.glob("*.log"))
+    assert status.completed, logs
     answer = json.loads(result.read_text())
     # w - eta_l (-50 u) with w = 0, eta_l = 0.5 and u = (4, 0, -8)
     np.testing.assert_allclose(answer["w"], [100.0, 0.0, -200.0], rtol=1e-5)
     assert answer["num-examples"] == 7
-
-
-def submit(app: Path, config: str, environment: dict[str, str]) -> None:
-    """`flwr run`, again while the SuperLink is not up yet."""
-    for _ in range(20):
-        run = subprocess.run(
-            [f"{PROGRAMS}/flwr", "run", str(app), "--format", "json", "-c", config],
-            env={**os.environ, **environment},
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
-        if '"run-id"' in run.stdout:
-            return
-        time.sleep(0.5)
-    raise AssertionError(run.stdout + run.stderr)
-
-
-def wait_for(path: Path, seconds: float) -> None:
-    end = time.monotonic() + seconds
-    while not path.exists() and time.monotonic() < end:
-        time.sleep(0.2)
-    time.sleep(0.2)  # for the writer to finish
