@@ -33,6 +33,7 @@ def accuracy(attack: str, rule: str, data_dir: str) -> float:
     return measured(attack, rule, data_dir)["accuracy"][-1]
 
 
+@pytest.mark.usefixtures("data_dir")
 def test_the_recipe_is_the_table_s_setting(repository: Path) -> None:
     recipe = recipe_config(repository / "recipes" / "rage-mnist.toml", (), {})
     cell = make_config({**settings("A.6", "rage"), "aggregator": "auto"})
@@ -40,8 +41,10 @@ def test_the_recipe_is_the_table_s_setting(repository: Path) -> None:
 
 
 @pytest.mark.parametrize("quick", [False, True])
-def test_every_cell_is_a_configuration(quick: bool) -> None:
+def test_every_cell_is_a_configuration(quick: bool, request: pytest.FixtureRequest) -> None:
     """Rules and attacks by their names, under a number of corrupt clients that they stand."""
+    if not quick:
+        request.getfixturevalue("data_dir")  # a full run has no other data set than MNIST
     scale = Scale(quick=quick)
     found = set()
     for experiment in rage.PAPER.experiments:
