@@ -90,18 +90,18 @@ def _package(folder: Path) -> None:
 
 
 def _flower_project(folder: Path) -> None:
-    """What a Flower project has at hand: a grid of seven clients, a model, ArrayRecord."""
+    """A Flower project's model, and a grid of seven clients on which its ServerApp runs."""
     (folder / "prelude.py").write_text(
-        "from flwr.app import ArrayRecord\n"
         "from server_app.config import make_config\n"
         "from simulation.engine import EngineGrid\n"
         "from tasks.problem import load_problem\n"
         "config = make_config({'num-clients': 7, 'model': 'logistic', 'local-steps': 1})\n"
         "problem = load_problem(config)\n"
         "grid = EngineGrid(config, problem)\n"
-        "class model:\n"
+        "class Net:\n"
         "    state_dict = staticmethod(problem.state)\n"
     )
+    (folder / "epilogue.py").write_text("app(grid, None)\n")
 
 
 SETUPS: dict[str, Callable[[Path], None]] = {
@@ -225,7 +225,9 @@ def run_block(block: Block, folder: Path) -> None:
     if block.language == "python":
         prelude = folder / "prelude.py"
         before = prelude.read_text(encoding="utf-8") if prelude.exists() else ""
-        (folder / "block.py").write_text(before + block.text, encoding="utf-8")
+        epilogue = folder / "epilogue.py"
+        after = epilogue.read_text(encoding="utf-8") if epilogue.exists() else ""
+        (folder / "block.py").write_text(before + block.text + after, encoding="utf-8")
         _run([sys.executable, "block.py"], folder, block.exit_code)
     elif block.language == "toml":
         tomllib.loads(block.text)
