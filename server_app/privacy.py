@@ -56,7 +56,7 @@ def privacy_plan(config: RunConfig) -> PrivacyPlan:
     try:
         return plan if config.noise_multiplier > 0 else calibrated(plan, config.epsilon)
     except ValueError as error:
-        raise ConfigError(f"epsilon = {config.epsilon} is not allowed: {error}") from error
+        raise ConfigError(str(error)) from error
 
 
 def ledger_path(config: RunConfig, folder: Path) -> Path:

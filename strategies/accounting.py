@@ -144,22 +144,24 @@ def calibrate(
     def excess(z: float, by: Accountant) -> float:
         return spent([(release(z), rounds)], delta, by).epsilon - epsilon
 
-    upper = _smallest(lambda z: excess(z, "rdp"), 1.0)
+    upper = _smallest(lambda z: excess(z, "rdp"), 1.0, epsilon)
     if accountant == "rdp":
         return upper
     # The others ask for less noise than RDP, and cost more to ask.
-    return _smallest(lambda z: excess(z, accountant), upper)
+    return _smallest(lambda z: excess(z, accountant), upper, epsilon)
 
 
-def _smallest(excess: Callable[[float], float], start: float) -> float:
-    """The z above which `excess`, decreasing in z, is not positive."""
+def _smallest(excess: Callable[[float], float], start: float, epsilon: float) -> float:
+    """The z above which `excess` over `epsilon`, decreasing in z, is not positive."""
     from scipy.optimize import brentq
 
     high = start
     while excess(high) > 0:
         high *= 2
         if high > 1e6:
-            raise ValueError("no noise multiplier up to 10^6 keeps within this epsilon")
+            raise ValueError(
+                f"epsilon = {epsilon} is not allowed: no noise multiplier up to 10^6 keeps to it"
+            )
     low = high / 1.4
     while excess(low) <= 0:
         high, low = low, low / 1.4
