@@ -6,8 +6,11 @@ from server_app.config import RunConfig, to_mapping
 
 
 def key_lines() -> list[str]:
-    """`key = default` and the line of help, for every key."""
-    return [f"{key} = {default}\n    {text}" for key, default, _, text in _rows()]
+    """`key = default`, what is allowed, and the line of help, for every key."""
+    return [
+        f"{key} = {default}  ({allowed.replace('`', '')})\n    {text}"
+        for key, default, allowed, text in _rows()
+    ]
 
 
 def key_document() -> str:
