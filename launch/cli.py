@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 from launch.calibrate import app as calibrate_app
+from launch.interrupts import termination_unwinds
 from launch.output import AsJson, Quiet, failures_told, people_console, print_json
 from launch.recipes import recipe_config
 from server_app.config import ConfigError, config_keys
@@ -21,6 +22,7 @@ app = typer.Typer(
 )
 app.add_typer(calibrate_app, name="calibrate")
 console = Console()
+_SIGNALLED = {130: "interrupted", 143: "terminated"}
 
 Recipe = Annotated[Path, typer.Argument(help="Recipe: a TOML file of run-config keys.")]
 
@@ -285,9 +287,11 @@ def finish(summary: dict[str, Any], as_json: bool = False, label: str = "") -> N
 
 
 def main() -> None:
-    """Run the command line: 0 done, 1 a run that failed, 2 a wrong configuration."""
+    """Run the command line: 0 done, 1 a run that failed, 2 a wrong configuration; 130 and 143 for
+    Ctrl-C and SIGTERM, after everything that was started has been stopped and written down."""
     try:
-        app(prog_name="blackthorn")
+        with termination_unwinds():
+            app(prog_name="blackthorn")
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
@@ -300,6 +304,8 @@ def main() -> None:
             raise
         print(f"failed: {error}", file=sys.stderr)
         sys.exit(1)
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        sys.exit(130)
+    except SystemExit as end:
+        # Typer has made an exit of KeyboardInterrupt.
+        if end.code in _SIGNALLED:
+            print(_SIGNALLED[end.code], file=sys.stderr)
+        raise

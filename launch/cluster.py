@@ -9,12 +9,13 @@ from typing import Any
 from rich.console import Console
 
 from blackthorn.__main__ import app_root
+from client_app.node_data import load_node_client
 from launch.flower_cluster import DeploymentError, FlowerCluster, Node
 from launch.progress import RoundPrinter
 from server_app.config import ConfigError, RunConfig, to_mapping
 from server_app.privacy import privacy_of_dead_run
 from server_app.run import RunFailed, prepare
-from server_app.run_folder import read_metrics, read_summary, write_failure
+from server_app.run_folder import create_folder, read_metrics, read_summary, write_failure
 from server_app.run_report import publish
 
 PACKAGES = ("attacks", "client_app", "server_app", "strategies", "tasks")
@@ -33,7 +34,9 @@ def cluster(
     run did not complete, DeploymentError if a process did not do its part.
     """
     config = _deployed(config, data)
+    _check_data(config, data)
     folder = prepare(config).folder.resolve()
+    create_folder(folder)
     nodes = _nodes(config, data)
     config = config.model_copy(update={"output_dir": str(folder)})
     console.print(f"run folder: {folder}", markup=False, highlight=False, soft_wrap=True)
@@ -94,6 +97,15 @@ def _deployed(config: RunConfig, data: Sequence[Path]) -> RunConfig:
     return config.model_copy(
         update={"data_dir": str(Path(folder).expanduser().resolve()) if folder else ""}
     )
+
+
+def _check_data(config: RunConfig, data: Sequence[Path]) -> None:
+    """The files are at hand: what a node would refuse in its log is said here, before it starts."""
+    for client, path in enumerate(data):
+        try:
+            load_node_client(config, {"client-id": client, "data-path": str(path.resolve())})
+        except ValueError as error:
+            raise ConfigError(f"--data: {error}") from None
 
 
 def _nodes(config: RunConfig, data: Sequence[Path]) -> list[Node]:

@@ -164,7 +164,7 @@ class RunConfig(BaseModel):
     num_server_rounds: int = Field(10, ge=1, description="Communication rounds T.")
     local_steps: int = Field(5, ge=1, description="Local steps K in a round.")
     batch_size: int = Field(32, ge=0, description="Examples a local step; 0: the full shard.")
-    local_lr: float = Field(0.1, gt=0, description="Local learning rate.")
+    local_lr: float = Field(0.1, gt=0, le=1e6, description="Local learning rate.")
     local_lr_decay: float = Field(1.0, gt=0, le=1, description="Factor on the local rate.")
     local_lr_decay_when: Literal["every-round", "plateau"] = Field(
         "every-round",
@@ -224,7 +224,11 @@ class RunConfig(BaseModel):
         "bulyan",
         "geometric-median",
         "centered-clipping",
-    ] = Field("auto", description="Aggregation rule; auto: the algorithm's own.")
+    ] = Field(
+        "auto",
+        description="Aggregation rule; auto: the algorithm's own. Any other replaces it, also "
+        "that of algorithm rage.",
+    )
     pre_aggregator: Literal["none", "nearest-neighbour-mixing", "bucketing"] = Field(
         "none", description="Mixes the updates before the rule sees them."
     )
@@ -383,6 +387,7 @@ class RunConfig(BaseModel):
     def _check_combinations(self) -> Self:
         _check_adversary(self)
         _check_participation(self)
+        _check_quorum(self)
         _check_clipping(self)
         _check_langevin(self)
         check_privacy(self)
@@ -481,6 +486,15 @@ def contraction_of(config: RunConfig) -> float:
     """mu eta_g eta_l K / 2, which weighs the iterates of output-iterate = random-weighted."""
     steps = config.server_lr * config.local_lr * config.local_steps
     return config.strong_convexity * steps / 2
+
+
+def _check_quorum(config: RunConfig) -> None:
+    most = config.clients_per_round if config.participation == "fixed" else config.num_clients
+    if config.min_replies > most:
+        raise ValueError(
+            f"min-replies = {config.min_replies} is not allowed: at most {most}, the clients that "
+            "a round can have"
+        )
 
 
 def _check_participation(config: RunConfig) -> None:

@@ -25,7 +25,7 @@ from server_app.privacy import (
     privacy_plan,
 )
 from server_app.privacy_checks import is_noised
-from server_app.run_folder import RunFolder, choose_folder
+from server_app.run_folder import RunFolder, choose_folder, create_folder
 from server_app.run_report import publish
 from server_app.tracking import check_tracking, make_trackers
 from strategies import NotEnoughClients, PrivacyPlan
@@ -85,6 +85,7 @@ def execute(
     Raises RunFailed if no round changed the model, NotEnoughClients if too few connect in time.
     """
     config = prepared.config
+    create_folder(prepared.folder)
     num_classes = prepared.problem.task.num_classes
     instruments = Instruments(config.instruments, num_classes, config.seed)
     trackers = make_trackers(config, prepared.folder)
@@ -143,6 +144,8 @@ def _final_metrics(prepared: PreparedRun, arrays: ArrayRecord) -> dict[str, floa
 def _reason(error: BaseException) -> str:
     if isinstance(error, KeyboardInterrupt):
         return "interrupted"
+    if isinstance(error, SystemExit):
+        return "terminated"
     if isinstance(error, NotEnoughClients | LedgerInUse | RunFailed | ValueError):
         return str(error)
     return f"{type(error).__name__}: {error}"

@@ -33,14 +33,29 @@ def choose_folder(config: RunConfig) -> Path:
         stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S-%f")[:-3]
         return Path("runs") / f"{stamp}-{config.algorithm}-{config.task}"
     folder = Path(config.output_dir).expanduser()
-    if (folder / METRICS).exists() or (folder / SUMMARY).exists():
-        raise ConfigError(
-            f"output-dir = {config.output_dir} already holds a run: choose another folder"
-        )
-    parent = next(p for p in (folder, *folder.absolute().parents) if p.exists())
+    try:
+        if (folder / METRICS).exists() or (folder / SUMMARY).exists():
+            raise ConfigError(
+                f"output-dir = {config.output_dir} already holds a run: choose another folder"
+            )
+        parent = next(p for p in (folder, *folder.absolute().parents) if p.exists())
+    except OSError as error:
+        raise _unwritable(config.output_dir, error) from None
     if not parent.is_dir() or not os.access(parent, os.W_OK):
         raise ConfigError(f"output-dir = {config.output_dir} cannot be written")
     return folder
+
+
+def _unwritable(folder: object, error: OSError) -> ConfigError:
+    return ConfigError(f"output-dir = {folder} cannot be written: {error.strerror}")
+
+
+def create_folder(folder: Path) -> None:
+    """Make the run's folder; ConfigError where that cannot be done (choose_folder cannot know)."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _unwritable(folder, error) from None
 
 
 class ExtraFields(Protocol):
@@ -75,7 +90,7 @@ class RunFolder:
         self._confidential = False
         self._privacy: Callable[[], dict[str, Any] | None] = lambda: None
         self._epsilon: Callable[[], float | None] = lambda: None
-        path.mkdir(parents=True, exist_ok=True)
+        create_folder(path)
         (path / "config.toml").write_text(tomli_w.dumps(to_mapping(config)), encoding="utf-8")
         self._metrics = (path / METRICS).open("a", encoding="utf-8")
 
