@@ -113,9 +113,7 @@ def _values(
     waiting = sorted(waiting, key=lambda pair: -_chain_cost(*pair))
     running: dict[Future[tuple[Value, float]], tuple[Plan, Cell]] = {}
     while waiting or running:
-        ready = [
-            pair for pair in waiting if pair[1].after is None or pair[1].after in pair[0].numbers
-        ]
+        ready = [pair for pair in waiting if _is_ready(*pair)]
         for own, cell in ready[: processes - len(running)]:
             before = None if cell.after is None else own.numbers[cell.after]
             waiting.remove((own, cell))
@@ -135,6 +133,7 @@ def _timed(cell: Cell, context: Context) -> tuple[Value, float]:
 
 
 def _is_ready(own: Plan, cell: Cell) -> bool:
+    """Whether the cell that this one comes after has its value."""
     return cell.after is None or cell.after in own.numbers
 
 
