@@ -16,7 +16,8 @@ from server_app.privacy_checks import PRIVATE_ALGORITHMS, check_privacy
 from server_app.robustness_checks import check_robustness, is_robust
 
 Scalar = bool | int | float | str
-
+# Just below the largest float32.
+_LARGEST_RATE = 3e38
 
 CLIPPING_ALGORITHMS = (
     *("fat-clipping-pr", "fat-clipping-pi", "ce-fedavg", "model-clipping"),
@@ -164,7 +165,7 @@ class RunConfig(BaseModel):
     num_server_rounds: int = Field(10, ge=1, description="Communication rounds T.")
     local_steps: int = Field(5, ge=1, description="Local steps K in a round.")
     batch_size: int = Field(32, ge=0, description="Examples a local step; 0: the full shard.")
-    local_lr: float = Field(0.1, gt=0, le=1e6, description="Local learning rate.")
+    local_lr: float = Field(0.1, gt=0, description="Local learning rate.")
     local_lr_decay: float = Field(1.0, gt=0, le=1, description="Factor on the local rate.")
     local_lr_decay_when: Literal["every-round", "plateau"] = Field(
         "every-round",
@@ -388,6 +389,11 @@ class RunConfig(BaseModel):
         _check_adversary(self)
         _check_participation(self)
         _check_quorum(self)
+        if self.local_lr > _LARGEST_RATE:
+            raise ValueError(
+                f"local-lr = {self.local_lr} is not allowed: at most {_LARGEST_RATE:g}, since "
+                "training is in float32"
+            )
         _check_clipping(self)
         _check_langevin(self)
         check_privacy(self)
