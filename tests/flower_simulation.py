@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -32,6 +33,8 @@ def run_in_flower_simulation(repository: Path, config: RunConfig, work: Path) ->
         # Ray gives its own server only a fixed time to come up, whatever else the machine does.
         if RAY_START_FAILED not in failure:
             break
+        # The ServerApp had begun its run folder, and nobody's run may go into one that is there.
+        shutil.rmtree(config.output_dir, ignore_errors=True)
     assert not failure, failure
 
 
