@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from strategies.aggregation import rage
-from strategies.aggregation.gram import gram_matrix
+from strategies.aggregation.gram import centred_gram_matrix, gram_matrix
 
 HUGE = 1e25
 
@@ -496,7 +496,9 @@ def test_gram_matrix_of_differences(dtype):
     scale = (away**2).sum(axis=1).max()
     np.testing.assert_allclose(about_row_2, away @ away.T, rtol=0, atol=1e-12 * scale)
     subset = np.array([6, 0, 2])
-    about_zero = gram_matrix(torch.from_numpy(rows), rows=subset, centre=torch.zeros(50_000))
+    about_zero = centred_gram_matrix(
+        torch.from_numpy(rows), rows=subset, centre=torch.zeros(50_000)
+    )
     wide = rows[subset].astype(np.float64)
     np.testing.assert_allclose(about_zero, wide @ wide.T, rtol=1e-12)
 

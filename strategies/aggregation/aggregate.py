@@ -32,11 +32,17 @@ class Aggregate:
 
 
 def as_updates(updates: Any) -> Tensor:
+    """`as_matrix` and `check_finite`."""
+    values = as_matrix(updates)
+    check_finite(values)
+    return values
+
+
+def as_matrix(updates: Any) -> Tensor:
     """The updates as a detached tensor [K, d] on the CPU, float32 or float64 as given.
 
     Raises:
-        ValueError: for K = 0, another shape or dtype, or a row that is not finite (beyond 1e140
-            for float64, whose squares would overflow). Screening drops such rows beforehand.
+        ValueError: for K = 0, or another shape or dtype.
     """
     values = torch.as_tensor(updates).detach().cpu()
     if values.ndim != 2 or values.shape[1] == 0:
@@ -45,6 +51,16 @@ def as_updates(updates: Any) -> Tensor:
         raise ValueError("there are no updates to aggregate: got K = 0, at least 1 is needed")
     if values.dtype not in (torch.float32, torch.float64):
         raise ValueError(f"updates must be float32 or float64: got {values.dtype}")
+    return values
+
+
+def check_finite(values: Tensor) -> None:
+    """One pass over the updates [K, d]; `gram_matrix` sees for itself.
+
+    Raises:
+        ValueError: for a row that is not finite (beyond 1e140 for float64, whose squares would
+            overflow). Screening drops such rows beforehand.
+    """
     low, high = torch.aminmax(values)
     # As Python floats: in float32 the limit itself would be infinite.
     if not (float(low) >= -_LARGEST and float(high) <= _LARGEST):
@@ -53,7 +69,6 @@ def as_updates(updates: Any) -> Tensor:
         raise ValueError(
             f"updates must be finite and at most {_LARGEST:g} in size: row {row} is not"
         )
-    return values
 
 
 def check_num_corrupt(rule: str, num_corrupt: int, num_updates: int, needs: str, most: int) -> None:

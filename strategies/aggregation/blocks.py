@@ -1,6 +1,7 @@
 """Walking through a matrix [K, d] in blocks of columns, so that memory stays at a block."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import torch
@@ -10,6 +11,10 @@ from torch import Tensor
 # rows a block still gets enough columns to be worth adding its K×K product to the sum.
 _BLOCK_BYTES = 1 << 20
 _LEAST_COLUMNS = 128
+# Each holds up to six blocks at a time (Bulyan): together they stay below 100 MiB.
+_MOST_THREADS = 16
+# A block of a weighted sum is held as the sum and one term: 64 KiB each stay in the nearest caches.
+_SUM_TERMS = 8
 
 
 def column_blocks(num_rows: int, num_columns: int, itemsize: int) -> Iterator[slice]:
@@ -19,26 +24,36 @@ def column_blocks(num_rows: int, num_columns: int, itemsize: int) -> Iterator[sl
         yield slice(start, min(start + size, num_columns))
 
 
-def sorted_blocks(values: Tensor) -> Iterator[tuple[slice, np.ndarray]]:
-    """For each block of columns its slice and [columns, K], every column sorted ascending.
+def over_sorted_columns(
+    values: Tensor, rule: Callable[[np.ndarray], np.ndarray], rows: np.ndarray | None = None
+) -> Tensor:
+    """`rule` of every column's values in ascending order, [d] in the dtype of the values.
 
-    The columns are copied to contiguous rows first: numpy sorts those with vector instructions.
-    The array is reused for the next block.
+    A block of columns is copied to contiguous rows first: NumPy sorts those with vector
+    instructions, and without Python's lock, so that torch's number of threads work side by side.
+
+    Args:
+        values: float [K, d].
+        rule: from sorted rows [n, K], one for each column of a block, to [n].
+        rows: int [k], the rows to take; all by default.
     """
     matrix = values.numpy()
-    num_rows, num_columns = matrix.shape
-    buffer: np.ndarray | None = None
-    for block in column_blocks(num_rows, num_columns, matrix.itemsize):
-        if buffer is None:
-            buffer = np.empty((block.stop, num_rows), dtype=matrix.dtype)
-        columns = buffer[: block.stop - block.start]
-        columns[...] = matrix[:, block].T
+    num_rows, num_columns = len(matrix) if rows is None else len(rows), matrix.shape[1]
+    result = torch.empty(num_columns, dtype=values.dtype)
+    out = result.numpy()
+
+    def work(block: slice) -> None:
+        part = matrix[:, block] if rows is None else matrix[rows, block]
+        columns = np.array(part.T, order="C")  # always a copy: the updates stay as they are
         columns.sort(axis=1)
-        yield block, columns
+        out[block] = rule(columns)
+
+    _side_by_side(work, column_blocks(num_rows, num_columns, matrix.itemsize))
+    return result
 
 
 def weighted_sum(values: Tensor, weights: np.ndarray) -> Tensor:
-    """Σ_i weights_i · values_i as float64 [d], accumulated in float64.
+    """Σ_i weights_i · values_i as float64 [d], accumulated in float64, row after row.
 
     Args:
         values: float [K, d].
@@ -47,9 +62,23 @@ def weighted_sum(values: Tensor, weights: np.ndarray) -> Tensor:
     matrix = values.numpy()
     rows = np.flatnonzero(weights)
     total = np.zeros(matrix.shape[1])
-    if rows.size == 0:
-        return torch.from_numpy(total)
-    coefficients = weights[rows]
-    for block in column_blocks(rows.size, matrix.shape[1], 8):
-        total[block] = coefficients @ matrix[rows, block].astype(np.float64)
+
+    def work(block: slice) -> None:
+        # Not one product: a BLAS would start threads of its own, and wait for them longer.
+        term = np.empty(block.stop - block.start)
+        for row in rows:
+            np.multiply(matrix[row, block], weights[row], out=term)
+            total[block] += term
+
+    _side_by_side(work, column_blocks(_SUM_TERMS, matrix.shape[1], 8))
     return torch.from_numpy(total)
+
+
+def _side_by_side(work: Callable[[slice], None], blocks: Iterator[slice]) -> None:
+    """`work` on every block, in as many threads as torch uses: NumPy lets go of Python's lock."""
+    waiting = list(blocks)
+    num_threads = min(len(waiting), torch.get_num_threads(), _MOST_THREADS)
+    with ThreadPoolExecutor(num_threads) as threads:
+        # They return nothing; going through them raises what one of them raised.
+        for _ in threads.map(work, waiting):
+            pass

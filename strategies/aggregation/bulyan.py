@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .aggregate import Aggregate, as_updates, check_num_corrupt
-from .blocks import sorted_blocks
+from .aggregate import Aggregate, as_matrix, check_num_corrupt
+from .blocks import over_sorted_columns
 from .gram import gram_matrix, squared_distances
 from .krum import krum_scores
 
@@ -29,14 +29,14 @@ def bulyan(updates: Any, num_corrupt: int) -> Aggregate:
     Raises:
         ValueError: for K = 0, unusable updates, or K < 4b + 3.
     """
-    values = as_updates(updates)
+    values = as_matrix(updates)
     num_rows = len(values)
     needs, most = "K >= 4 num_corrupt + 3", (num_rows - 3) // 4
     check_num_corrupt("bulyan", num_corrupt, num_rows, needs, most)
     chosen = _choose(squared_distances(gram_matrix(values)), num_corrupt)
     survivors = torch.zeros(num_rows, dtype=torch.bool)
     survivors[chosen] = True
-    vector = _mean_around_median(values[survivors], len(chosen) - 2 * num_corrupt)
+    vector = _mean_around_median(values, chosen, len(chosen) - 2 * num_corrupt)
     weights = survivors.to(torch.float64) / len(chosen)
     return Aggregate(vector, weights, survivors, len(chosen))
 
@@ -53,12 +53,11 @@ def _choose(distances: np.ndarray, num_corrupt: int) -> list[int]:
     return chosen
 
 
-def _mean_around_median(values: Tensor, num_kept: int) -> Tensor:
-    num_rows = len(values)
-    vector = torch.empty(values.shape[1], dtype=values.dtype)
-    out = vector.numpy()
+def _mean_around_median(values: Tensor, rows: list[int], num_kept: int) -> Tensor:
+    num_rows = len(rows)
     window = np.arange(num_kept)
-    for block, columns in sorted_blocks(values):
+
+    def mean_of_nearest(columns: np.ndarray) -> np.ndarray:
         ordered = columns.astype(np.float64)
         median = ordered[:, [(num_rows - 1) // 2, num_rows // 2]].mean(axis=1, keepdims=True)
         # The nearest values are neighbours in the sorted column. Shifting the window up by one
@@ -66,5 +65,6 @@ def _mean_around_median(values: Tensor, num_kept: int) -> Tensor:
         above, below = ordered[:, num_kept:] - median, median - ordered[:, : num_rows - num_kept]
         start = np.count_nonzero(above < below, axis=1)
         nearest = np.take_along_axis(ordered, start[:, None] + window, axis=1)
-        out[block] = nearest.mean(axis=1)
-    return vector
+        return nearest.mean(axis=1)
+
+    return over_sorted_columns(values, mean_of_nearest, np.array(rows))

@@ -9,7 +9,7 @@ from torch import Tensor
 from .aggregate import Aggregate, as_updates, check_minority
 from .blocks import weighted_sum
 from .coordinate_median import coordinate_median
-from .gram import distances_to, gram_matrix
+from .gram import centred_gram_matrix, distances_to
 
 
 def centered_clipping(
@@ -49,7 +49,7 @@ def centered_clipping(
     if iterations < 1:
         raise ValueError(f"iterations must be at least 1: got {iterations}")
     origin = _as_start(coordinate_median(values).vector if start is None else start, values)
-    gram = gram_matrix(values, centre=origin)
+    gram = centred_gram_matrix(values, centre=origin)
     bound = float(np.median(np.sqrt(np.diag(gram)))) if radius is None else radius
     weights = np.zeros(len(values))
     for _ in range(iterations):

@@ -2,10 +2,10 @@
 
 from typing import Any
 
-import torch
+import numpy as np
 
 from .aggregate import Aggregate, as_updates, check_minority, uniform_aggregate
-from .blocks import sorted_blocks
+from .blocks import over_sorted_columns
 
 
 def coordinate_median(updates: Any, num_corrupt: int = 0) -> Aggregate:
@@ -21,9 +21,9 @@ def coordinate_median(updates: Any, num_corrupt: int = 0) -> Aggregate:
     values = as_updates(updates)
     num_rows = len(values)
     check_minority("coordinate-median", num_corrupt, num_rows)
-    vector = torch.empty(values.shape[1], dtype=values.dtype)
-    out = vector.numpy()
     lower, upper = (num_rows - 1) // 2, num_rows // 2
-    for block, columns in sorted_blocks(values):
-        out[block] = columns[:, [lower, upper]].mean(axis=1, dtype="float64")
-    return uniform_aggregate(vector, num_rows)
+
+    def middle(columns: np.ndarray) -> np.ndarray:
+        return columns[:, [lower, upper]].mean(axis=1, dtype=np.float64)
+
+    return uniform_aggregate(over_sorted_columns(values, middle), num_rows)

@@ -7,7 +7,7 @@ import torch
 
 from .aggregate import Aggregate, as_updates, check_minority
 from .blocks import weighted_sum
-from .gram import distances_to, gram_matrix, squared_distances
+from .gram import centred_gram_matrix, distances_to, squared_distances
 
 
 def geometric_median(
@@ -44,7 +44,7 @@ def geometric_median(
         raise ValueError(f"max_iterations must be at least 1: got {max_iterations}")
     values = as_updates(updates)
     check_minority("geometric-median", num_corrupt, len(values))
-    gram = gram_matrix(values)
+    gram = centred_gram_matrix(values)
     start, scale = _central_start(gram)
     weights, iterations = _weiszfeld(gram, start, scale, smoothing, tolerance, max_iterations)
     vector = weighted_sum(values, weights).to(values.dtype)

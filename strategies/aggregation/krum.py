@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .aggregate import Aggregate, as_updates, check_num_corrupt
+from .aggregate import Aggregate, as_matrix, check_num_corrupt
 from .blocks import weighted_sum
 from .gram import gram_matrix, squared_distances
 
@@ -25,7 +25,7 @@ def krum(updates: Any, num_corrupt: int) -> Aggregate:
     Raises:
         ValueError: for K = 0, unusable updates, or K < 2b + 3.
     """
-    return _select("krum", as_updates(updates), num_corrupt, 1)
+    return _select("krum", as_matrix(updates), num_corrupt, 1)
 
 
 def multi_krum(updates: Any, num_corrupt: int, *, num_selected: int | None = None) -> Aggregate:
@@ -39,7 +39,7 @@ def multi_krum(updates: Any, num_corrupt: int, *, num_selected: int | None = Non
     Raises:
         ValueError: for K = 0, unusable updates, K < 2b + 3, or num_selected out of range.
     """
-    values = as_updates(updates)
+    values = as_matrix(updates)
     if num_selected is None:
         return _select("multi-krum", values, num_corrupt, None)
     if not 1 <= num_selected <= len(values) - num_corrupt:

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from ..bounding import row_norms
-from .aggregate import Aggregate, as_updates, check_num_corrupt
+from .aggregate import Aggregate, as_matrix, check_finite, check_num_corrupt
 from .blocks import weighted_sum
-from .gram import gram_matrix
+from .gram import centred_gram_matrix, gram_matrix, plain_gram_matrix
 
 STOPS = ("count", "appendix-f", "spectral")
 AVERAGES = ("uniform", "weighted")
@@ -68,7 +68,7 @@ def rage(
         ValueError: when b >= K/3, for which nothing is guaranteed, for K = 0 or unusable
             updates, or for another argument out of its range.
     """
-    values = as_updates(updates)
+    values = as_matrix(updates)
     num_rows = len(values)
     check_num_corrupt("rage", num_corrupt, num_rows, "num_corrupt < K/3", (num_rows - 1) // 3)
     if average not in AVERAGES:
@@ -76,6 +76,8 @@ def rage(
     variance_bound = _variance_bound(stop, sigma0_squared, spectral_constant)
     enough = {"count": num_corrupt, "appendix-f": num_corrupt + 1, "spectral": num_rows}[stop]
     seen = _draw_coordinates(values, coordinates, generator)
+    if enough == 0 or seen is not values:
+        check_finite(values)
     weights, iterations = _filter(seen, enough, variance_bound)
     survivors = weights > 0
     averaging = weights if average == "weighted" else survivors.astype(np.float64)
@@ -91,8 +93,7 @@ def _filter(values: Tensor, enough: int, variance_bound: float) -> tuple[np.ndar
     iterations = 0
     if enough == 0:
         return weights, iterations
-    norms = row_norms(values).numpy()
-    gram = gram_matrix(values)
+    norms, gram = _norms_and_gram(values)
     while num_rows - len(alive) < enough:
         scores, variance = _outlier_scores(gram, weights[alive])
         if variance <= variance_bound or scores.max() == 0:
@@ -109,6 +110,14 @@ def _filter(values: Tensor, enough: int, variance_bound: float) -> tuple[np.ndar
         if norms[removed].max() > _HUGE * np.median(norms[alive]):
             gram = gram_matrix(values, rows=alive)
     return weights, iterations
+
+
+def _norms_and_gram(values: Tensor) -> tuple[np.ndarray, np.ndarray]:
+    gram = plain_gram_matrix(values)
+    if gram is not None:
+        return np.sqrt(np.diag(gram)), gram
+    check_finite(values)
+    return row_norms(values).numpy(), centred_gram_matrix(values)
 
 
 def _outlier_scores(gram: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, float]:

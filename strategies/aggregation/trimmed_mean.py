@@ -2,10 +2,10 @@
 
 from typing import Any
 
-import torch
+import numpy as np
 
 from .aggregate import Aggregate, as_updates, check_minority, uniform_aggregate
-from .blocks import sorted_blocks
+from .blocks import over_sorted_columns
 
 
 def trimmed_mean(updates: Any, num_corrupt: int) -> Aggregate:
@@ -21,9 +21,9 @@ def trimmed_mean(updates: Any, num_corrupt: int) -> Aggregate:
     values = as_updates(updates)
     num_rows = len(values)
     check_minority("trimmed-mean", num_corrupt, num_rows)
-    vector = torch.empty(values.shape[1], dtype=values.dtype)
-    out = vector.numpy()
-    for block, columns in sorted_blocks(values):
-        kept = columns[:, num_corrupt : num_rows - num_corrupt]
-        out[block] = kept.mean(axis=1, dtype="float64")
-    return uniform_aggregate(vector, num_rows)
+    kept = slice(num_corrupt, num_rows - num_corrupt)
+
+    def mean_of_kept(columns: np.ndarray) -> np.ndarray:
+        return columns[:, kept].mean(axis=1, dtype=np.float64)
+
+    return uniform_aggregate(over_sorted_columns(values, mean_of_kept), num_rows)
