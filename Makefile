@@ -2,6 +2,9 @@
 # make test            sets everything up and passes the tests (at most 10 minutes)
 # make test-deployment everything with Flower's real processes
 # make test-docker     everything in containers (needs a Docker engine)
+# make compose-up      starts a federation in containers: CLIENTS=5 BYZANTINE=1, TLS=1 for TLS
+# make compose-run     runs RECIPE=recipes/demo.toml there; results are in deployment/runs
+# make compose-down    stops it
 #
 # PYTHON=python3.12          another interpreter (3.11 or later)
 # TORCH_INDEX_URL=...        an index with other PyTorch wheels, for example CPU-only ones
@@ -15,7 +18,8 @@ export FLWR_TELEMETRY_ENABLED := 0
 export FLWR_DISABLE_UPDATE_CHECK := 1
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: demo test lint test-deployment test-docker test-slow setup clean
+.PHONY: demo test lint test-deployment test-docker test-slow setup clean \
+  compose-up compose-run compose-down
 .DEFAULT_GOAL := demo
 
 setup: $(READY)
@@ -53,6 +57,18 @@ test-docker: $(READY)
 
 test-slow: $(READY)
 	$(BIN)/python -m pytest -m slow
+
+RECIPE ?= recipes/demo.toml
+export CLIENTS BYZANTINE ATTACK TLS DEPLOYMENT PROJECT BASE_IMAGE TORCH_INDEX_URL
+
+compose-up:
+	@docker/federation up
+
+compose-run:
+	@docker/federation run $(RECIPE)
+
+compose-down:
+	@docker/federation down
 
 clean:
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache

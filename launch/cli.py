@@ -9,9 +9,15 @@ import typer
 from rich.console import Console
 
 from launch.calibrate import app as calibrate_app
+from launch.certs import certs
+from launch.client import client
 from launch.interrupts import termination_unwinds
 from launch.output import AsJson, Quiet, failures_told, people_console, print_json
 from launch.recipes import recipe_config
+from launch.register import register, unregister
+from launch.run_remote import follow, run, stop
+from launch.server import server
+from launch.status import status
 from server_app.config import ConfigError, config_keys
 
 app = typer.Typer(
@@ -21,6 +27,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(calibrate_app, name="calibrate")
+for command in (certs, server, client, register, unregister, run, follow, stop, status):
+    app.command()(command)
 console = Console()
 _SIGNALLED = {130: "interrupted", 143: "terminated"}
 
@@ -296,11 +304,15 @@ def main() -> None:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
     except RuntimeError as error:
+        from launch.deployment import DeploymentError
+        from launch.probe import Refused
         from server_app.run import RunFailed
         from strategies import NotEnoughClients
         from strategies.ledger import LedgerInUse
 
-        if not isinstance(error, RunFailed | NotEnoughClients | LedgerInUse):
+        if not isinstance(
+            error, RunFailed | NotEnoughClients | LedgerInUse | DeploymentError | Refused
+        ):
             raise
         print(f"failed: {error}", file=sys.stderr)
         sys.exit(1)

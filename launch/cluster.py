@@ -13,6 +13,7 @@ from client_app.node_data import load_node_client
 from launch.flower_cluster import DeploymentError, FlowerCluster, Node
 from launch.progress import RoundPrinter
 from server_app.config import ConfigError, RunConfig, to_mapping
+from server_app.operator_log import longest_run
 from server_app.privacy import privacy_of_dead_run
 from server_app.run import RunFailed, prepare
 from server_app.run_folder import create_folder, read_metrics, read_summary, write_failure
@@ -20,8 +21,6 @@ from server_app.run_report import publish
 
 PACKAGES = ("attacks", "client_app", "server_app", "strategies", "tasks")
 BYZANTINE_PROGRAM = "attacks.flwr_clientapp:main"
-# What a round may take beyond its deadline: evaluation, aggregation, nodes that come back.
-_ROUND_SLACK_SECONDS = 60.0
 
 
 def cluster(
@@ -69,12 +68,6 @@ def _fail(folder: Path, config: RunConfig, reason: str) -> None:
     written = write_failure(folder, config, reason, privacy_of_dead_run(config, folder))
     if written and config.report:
         publish(folder)
-
-
-def longest_run(config: RunConfig) -> float:
-    """Seconds after which a run cannot still be on its way: the sum of all its deadlines."""
-    one_round = 2 * config.round_timeout + _ROUND_SLACK_SECONDS
-    return config.start_timeout + config.num_server_rounds * one_round
 
 
 def _deployed(config: RunConfig, data: Sequence[Path]) -> RunConfig:

@@ -4,14 +4,17 @@
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import grpc
 from flwr.common.constant import Status, SubStatus
 from flwr.proto.control_pb2 import (
     ListNodesRequest,
     ListRunsRequest,
+    RegisterNodeRequest,
     StopRunRequest,
     StreamLogsRequest,
+    UnregisterNodeRequest,
 )
 from flwr.proto.control_pb2_grpc import ControlStub
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
@@ -41,10 +44,13 @@ class RunStatus:
 
 
 class ControlApi:
-    """A connection to the Control API at `address`. Every call takes at most ten seconds."""
+    """A connection to the Control API at `address`. Every call takes at most ten seconds.
 
-    def __init__(self, address: str) -> None:
-        self._channel = _loopback_channel(address)
+    `ca` holds the certificates that vouch for the server; None: no TLS.
+    """
+
+    def __init__(self, address: str, ca: bytes | None = None) -> None:
+        self._channel = _channel(address, ca)
         self._stub = ControlStub(self._channel)
 
     def status(self, run_id: int) -> RunStatus:
@@ -70,21 +76,45 @@ class ControlApi:
 
     def log(self, run_id: int, seconds: float = 2.0) -> str:
         """The ServerApp's output so far; of a run in progress, what arrives in `seconds`."""
+        return self.new_log(run_id, 0.0, seconds)[0]
+
+    def new_log(self, run_id: int, after: float, seconds: float) -> tuple[str, float]:
+        """The ServerApp's output since `after`, and the value of `after` for what comes next.
+
+        Of a run in progress, what arrives in `seconds`.
+        """
         parts: list[str] = []
-        request = StreamLogsRequest(run_id=run_id, after_timestamp=0.0)
+        request = StreamLogsRequest(run_id=run_id, after_timestamp=after)
         try:
-            parts.extend(
-                part.log_output for part in self._stub.StreamLogs(request, timeout=seconds)
-            )
+            for part in self._stub.StreamLogs(request, timeout=seconds):
+                parts.append(part.log_output)
+                after = part.latest_timestamp
         except grpc.RpcError as error:
             if error.code() != grpc.StatusCode.DEADLINE_EXCEEDED:
                 raise
-        return "".join(parts)
+        return "".join(parts), after
+
+    def run_ids(self) -> list[int]:
+        """All runs that the SuperLink knows, the newest last."""
+        runs = self._stub.ListRuns(ListRunsRequest(), timeout=_CALL_SECONDS).run_dict
+        return sorted(runs, key=lambda run_id: runs[run_id].pending_at)
+
+    def register(self, public_key: bytes) -> int:
+        """Let the node with this key (PEM) take part; its node id. grpc.RpcError if it does."""
+        request = RegisterNodeRequest(public_key=public_key)
+        return int(self._stub.RegisterNode(request, timeout=_CALL_SECONDS).node_id)
+
+    def unregister(self, node_id: int) -> None:
+        """Never again let the node take part."""
+        self._stub.UnregisterNode(UnregisterNodeRequest(node_id=node_id), timeout=_CALL_SECONDS)
+
+    def nodes(self) -> list[Any]:
+        """Flower's NodeInfo of every node that is registered or connected."""
+        return list(self._stub.ListNodes(ListNodesRequest(), timeout=_CALL_SECONDS).nodes_info)
 
     def online_nodes(self) -> int:
         """How many SuperNodes are registered and alive."""
-        reply = self._stub.ListNodes(ListNodesRequest(), timeout=_CALL_SECONDS)
-        return sum(node.status == "online" for node in reply.nodes_info)
+        return sum(node.status == "online" for node in self.nodes())
 
     def close(self) -> None:
         self._channel.close()
@@ -92,7 +122,7 @@ class ControlApi:
 
 def is_serving(health_address: str) -> bool:
     """Whether the gRPC health service there answers SERVING within a second."""
-    with _loopback_channel(health_address) as channel:
+    with _channel(health_address, None) as channel:
         try:
             reply = HealthStub(channel).Check(HealthCheckRequest(), timeout=1.0)
         except grpc.RpcError:
@@ -100,6 +130,9 @@ def is_serving(health_address: str) -> bool:
     return bool(reply.status == HealthCheckResponse.SERVING)
 
 
-def _loopback_channel(address: str) -> grpc.Channel:
+def _channel(address: str, ca: bytes | None) -> grpc.Channel:
     # gRPC would send even loopback traffic through the proxy that http_proxy names.
-    return grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)])
+    options = [("grpc.enable_http_proxy", 0)]
+    if ca is None:
+        return grpc.insecure_channel(address, options=options)
+    return grpc.secure_channel(address, grpc.ssl_channel_credentials(ca), options=options)

@@ -125,10 +125,7 @@ class Deployment:
         self._keeper.stop([*self.supernodes, *others], _GRACE_SECONDS, hurry)
         self._keeper.stop(superlink, _GRACE_SECONDS, hurry)
         self._keeper.close(hurry)
-        # An app may have started processes that left its group.
-        for pid in marked_processes({f"{CLUSTER_VARIABLE}={self._id}".encode()}):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        end_marked(self._id)
 
     def _launch(self, name: str, command: Sequence[str], env: Mapping[str, str]) -> ProcessGroup:
         return self._keeper.start(
@@ -210,6 +207,13 @@ class Deployment:
             if not group.alive:
                 raise DeploymentError(_obituary(group))
         return control.online_nodes() >= len(self._nodes)
+
+
+def end_marked(cluster_id: str) -> None:
+    """SIGKILL to what a deployment's apps started and that left their process groups."""
+    for pid in marked_processes({f"{CLUSTER_VARIABLE}={cluster_id}".encode()}):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def _obituary(group: ProcessGroup) -> str:

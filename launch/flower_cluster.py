@@ -17,8 +17,6 @@ SuperNode and SuperExec (`flower_programs.py`); False leaves Flower's 3 and 1 se
 """
 
 import contextlib
-import json
-import subprocess
 import sys
 import tempfile
 import time
@@ -31,9 +29,10 @@ from typing import Self
 import grpc
 
 from . import interrupts
-from .app_bundle import Scalar, stage_app, write_config
+from .app_bundle import Scalar
 from .control_api import RunStatus
 from .deployment import SUPERLINK, Deployment, DeploymentError, Node
+from .submission import submit
 from .workplace import Workplace, client_processes
 
 __all__ = ["APP_MODULES", "DeploymentError", "FlowerCluster", "Node", "RunStatus"]
@@ -49,7 +48,6 @@ APP_MODULES = (
     "sklearn.datasets",
     "torchvision.datasets",
 )
-_SUBMIT_SECONDS = 120.0
 
 
 class FlowerCluster:
@@ -119,29 +117,14 @@ class FlowerCluster:
         DeploymentError with Flower's own words if it refuses; ValueError for a bad folder or value.
         """
         self._num_runs += 1
-        work = self._workplace.folder / f"run-{self._num_runs}"
-        work.mkdir()
-        app = app_dir.resolve()
-        if packages is not None:
-            app = stage_app(app, packages, work / "app")
-        config = write_config(run_config, work / "run-config.toml")
-        # Flower takes an empty file for a missing one.
-        overrides = ["--run-config", str(config)] if run_config else []
-        try:
-            done = subprocess.run(
-                ["flwr", "run", str(app), "local", "--format", "json", *overrides],
-                env=self._workplace.environment(SUPERLINK),
-                cwd=self.output_dir,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                timeout=_SUBMIT_SECONDS,
-            )
-        except subprocess.TimeoutExpired as error:
-            raise DeploymentError(
-                f"flwr run: no answer within {_SUBMIT_SECONDS:.0f} seconds"
-            ) from error
-        return _run_id(done.stdout, done.stderr)
+        return submit(
+            app_dir,
+            run_config,
+            packages=packages,
+            work=self._workplace.folder / f"run-{self._num_runs}",
+            env=self._workplace.environment(SUPERLINK),
+            cwd=self.output_dir,
+        )
 
     def status(self, run_id: int) -> RunStatus:
         """KeyError for an unknown run, grpc.RpcError if the SuperLink does not answer."""
@@ -247,13 +230,3 @@ class FlowerCluster:
     def _save_log(self, run_id: int) -> None:
         with contextlib.suppress(grpc.RpcError), (self.logs / "serverapp.log").open("a") as output:
             output.write(self.log(run_id))
-
-
-def _run_id(output: str, errors: str) -> int:
-    """The id in the JSON that `flwr run --format json` prints; DeploymentError without one."""
-    try:
-        reply, _ = json.JSONDecoder().raw_decode(output, output.index("{"))
-        return int(reply["run-id"])
-    except (ValueError, KeyError, TypeError) as error:
-        words = " ".join(f"{output} {errors}".split()) or "no output"
-        raise DeploymentError(f"flwr run did not start the run: {words}") from error

@@ -1,5 +1,6 @@
 """Folders, environment and executables of one deployment's processes."""
 
+import json
 import os
 import sysconfig
 from collections.abc import Mapping, Sequence
@@ -10,6 +11,15 @@ from .ports import LOOPBACK
 
 CLUSTER_VARIABLE = "BLACKTHORN_CLUSTER"
 NODE_VARIABLE = "BLACKTHORN_NODE"
+# The name under which the `flwr` command knows the SuperLink.
+CONNECTION = "local"
+# Flower calls nobody at home and installs nothing.
+QUIET = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
 # sun_path holds 108 bytes on Linux, 104 elsewhere.
 _LONGEST_SOCKET_PATH = 100
 # So often a second all SuperNodes together look for messages, and all SuperExecs for tasks.
@@ -20,6 +30,7 @@ class Workplace:
     """A private folder for everything a deployment needs and throws away afterwards.
 
     `warm` and `quick_polls` decide what Flower's program names mean (`flower_programs.py`).
+    With `fork_flower=False` only the apps are forked, and Flower's own programs are new Pythons.
     """
 
     def __init__(
@@ -31,18 +42,17 @@ class Workplace:
         warm: bool,
         quick_polls: bool,
         env: Mapping[str, str],
+        fork_flower: bool = True,
     ) -> None:
         self.folder = folder
         self.flower_socket = folder / "flower.sock"
         self.app_socket = folder / "app.sock"
         self._warm = warm
+        self._fork_flower = fork_flower
         self._programs = folder / "bin"
         self._env = {
             **os.environ,
-            "FLWR_TELEMETRY_ENABLED": "0",
-            "FLWR_DISABLE_UPDATE_CHECK": "1",
-            "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-            "RAY_USAGE_STATS_ENABLED": "0",
+            **QUIET,
             # Many processes share the cores: more threads in each would only get in the way.
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
             "PYTHONUNBUFFERED": "1",
@@ -85,23 +95,27 @@ class Workplace:
 
     def write_connection(self, home: str, control_address: str) -> None:
         """Tell the `flwr` command with that FLWR_HOME where the SuperLink is."""
-        path = self.folder / "homes" / home / "config.toml"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(
-            '[superlink]\ndefault = "local"\n\n[superlink.local]\n'
-            f'address = "{control_address}"\ninsecure = true\n'
-        )
+        write_connection(self.folder / "homes" / home, control_address, None)
 
     def _write_programs(self, quick_polls: bool) -> None:
         paced = flower_programs.PACED_ENTRIES if quick_polls else {}
-        entries = {**flower_programs.STANDARD_ENTRIES, **paced} if self._warm else paced
-        for name, entry in entries.items():
-            if self._warm:
-                is_app = name in ("flwr-serverapp", "flwr-clientapp")
+        for name, entry in {**flower_programs.STANDARD_ENTRIES, **paced}.items():
+            is_app = name in ("flwr-serverapp", "flwr-clientapp")
+            if self._warm and (is_app or self._fork_flower):
                 server = self.app_socket if is_app else self.flower_socket
                 flower_programs.warm_program(self._programs, name, entry, server)
-            else:
+            elif name in paced:
                 flower_programs.cold_program(self._programs, name, entry)
+
+
+def write_connection(home: Path, control_address: str, ca: Path | None) -> None:
+    """Tell the `flwr` command with FLWR_HOME `home` where the SuperLink is (no `ca`: no TLS)."""
+    trust = f"root-certificates = {json.dumps(str(ca))}" if ca is not None else "insecure = true"
+    home.mkdir(parents=True, exist_ok=True)
+    (home / "config.toml").write_text(
+        f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n'
+        f'address = "{control_address}"\n{trust}\n'
+    )
 
 
 def polite_poll_seconds(num_nodes: int) -> float:

@@ -164,6 +164,7 @@ class ClientRegistry:
         self._clients[client.client_id] = Client(
             client.client_id, client.node_id, before.num_examples
         )
+        logger.info("client %d is held by node %d", client.client_id, client.node_id)
 
     def wait_for(self, grid: Grid, num_clients: int, minimum: int, timeout: float) -> None:
         """Wait until `num_clients` are enrolled, at most `timeout` seconds.

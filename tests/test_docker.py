@@ -2,7 +2,6 @@
 
 import io
 import json
-import shutil
 import subprocess
 import sys
 import tarfile
@@ -11,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from container_base import require_engine
 
 pytestmark = pytest.mark.docker
 
@@ -19,14 +19,7 @@ SECONDS = 300
 
 @pytest.fixture(scope="module")
 def engine() -> str:
-    """The docker command; skips with the reason where no engine answers."""
-    docker = shutil.which("docker")
-    if docker is None:
-        pytest.skip("there is no docker command on this machine")
-    answer = subprocess.run([docker, "info"], capture_output=True, text=True, timeout=60)
-    if answer.returncode:
-        pytest.skip(f"no Docker engine answers: {answer.stderr.strip()[:200]}")
-    return docker
+    return require_engine()
 
 
 @pytest.fixture(scope="module")

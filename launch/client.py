@@ -1,0 +1,111 @@
+"""`blackthorn client`: a SuperNode and the executor of its ClientApps, kept alive."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from launch.addresses import Address, check_insecure, parse_address
+from server_app.config import ConfigError
+
+
+def client(
+    server: Annotated[str, typer.Option(metavar="NAME:PORT", help="The server's clients' port.")],
+    ca: Annotated[
+        Path | None, typer.Option(help="The federation's ca.crt, by which the server is known.")
+    ] = None,
+    key: Annotated[
+        Path | None, typer.Option(help="This client's private key, registered at the server.")
+    ] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="This client's own examples: .npz or image folder.")
+    ] = None,
+    client_id: Annotated[
+        int | None,
+        typer.Option(min=0, help="Which client this is; by default the number the key ends in."),
+    ] = None,
+    data_dir: Annotated[
+        Path | None, typer.Option(help="Where this machine keeps the task's data set.")
+    ] = None,
+    logs: Annotated[
+        Path | None, typer.Option(help="Folder for logs; by default blackthorn-client-ID.")
+    ] = None,
+    patience: Annotated[
+        float,
+        typer.Option(
+            help="Seconds in which a refused key is tried again (a killed client's is "
+            "free after a minute)."
+        ),
+    ] = 90.0,
+    program: Annotated[
+        str | None,
+        typer.Option(metavar="MODULE:FUNCTION", help="Run in place of Flower's flwr-clientapp."),
+    ] = None,
+    standard_client: Annotated[
+        bool, typer.Option(help="Flower's own client program: a new Python for every message.")
+    ] = False,
+    insecure: Annotated[bool, typer.Option("--insecure", help="No TLS, no authentication.")] = (
+        False
+    ),
+    i_know: Annotated[
+        bool, typer.Option("--i-know", help="Allow --insecure on other addresses than loopback.")
+    ] = False,
+) -> None:
+    """Take part in a federation until stopped. Only dials out: works behind NAT.
+
+    Example: blackthorn client --server fl.example.org:9092 --ca ca.crt --key node0 --data a.npz
+    """
+    address = parse_address(server, "--server", 9092)
+    if insecure == (ca is not None):
+        raise ConfigError("give either --ca ca.crt, or --insecure")
+    if insecure:
+        check_insecure(address.host, i_know)
+        if key is not None:
+            raise ConfigError(f"--key {key} is of no use with --insecure: a key needs TLS")
+    for option, path in (("--ca", ca), ("--key", key), ("--data", data), ("--data-dir", data_dir)):
+        if path is not None and not path.exists():
+            raise ConfigError(f"{option} {path} does not exist")
+    own_id = client_id if client_id is not None else _id_of_key(key)
+    settings = ClientSettings(
+        server=address,
+        ca=ca.resolve() if ca else None,
+        key=key.resolve() if key else None,
+        client_id=own_id,
+        data=data.resolve() if data else None,
+        data_dir=data_dir.resolve() if data_dir else None,
+        logs=(logs or Path(f"blackthorn-client-{own_id}")).resolve(),
+        patience=patience,
+        program=program,
+        warm=not standard_client,
+    )
+    from launch.client_service import take_part
+
+    take_part(settings)
+
+
+@dataclass(frozen=True)
+class ClientSettings:
+    """One client: where its server is, who it is, and what it learns from."""
+
+    server: Address
+    ca: Path | None
+    key: Path | None
+    client_id: int
+    data: Path | None
+    data_dir: Path | None
+    logs: Path
+    patience: float
+    program: str | None
+    warm: bool
+
+
+def _id_of_key(key: Path | None) -> int:
+    number = re.search(r"\d+$", key.name) if key is not None else None
+    if number is None:
+        raise ConfigError(
+            "--client-id is missing: a number from 0, another for every client (a key that ends in "
+            "one, such as node3, says it as well)"
+        )
+    return int(number.group())

@@ -1,0 +1,164 @@
+"""The processes behind `blackthorn client`, and Flower's refusals in our words."""
+
+import re
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .addresses import Address
+from .app_bundle import Scalar, write_config
+from .flower_cluster import APP_MODULES
+from .ports import LOOPBACK, free_loopback_ports
+from .probe import Refused, probe
+from .service import Service, say, service, write_secret
+from .supervisor import Program, obituary
+from .workplace import fork_server_command
+
+if TYPE_CHECKING:
+    from .client import ClientSettings
+
+_FORK_SERVER_SECONDS = 120.0
+_CONNECTED = re.compile(r"SuperNode ID: (\d+)")
+_ROUND = re.compile(r"\[RUN (\d+), ROUND (\d+)\]")
+_NO_KEY, _KEY_REFUSED = "2001", "2004"
+
+
+def take_part(settings: "ClientSettings") -> None:
+    """Run until a signal comes. Raises Refused when the server does not take this client."""
+    warm = settings.warm and sys.platform == "linux"
+    order = ["supernode", "superexec"]
+    with service(settings.logs, Path.cwd(), warm=warm, stop_order=order) as running:
+        path = []
+        if settings.program is not None:
+            path.append(running.workplace.client_program(settings.program))
+        env = running.workplace.environment("client", path=path)
+        apps = Address(LOOPBACK, free_loopback_ports(1)[0])
+        secret = write_secret(running.workplace.folder / "secret")
+        say(f"client {settings.client_id} of {settings.server}; logs are in {settings.logs}")
+        # Whether the server takes us is known before the apps' modules are imported.
+        running.supervisor.add(_supernode(settings, running, apps, secret, env))
+        if warm:
+            _start_fork_server(running, env)
+        running.supervisor.add(_superexec(apps, secret, env))
+        running.supervisor.run(lambda: False)
+
+
+def _start_fork_server(running: Service, env: Mapping[str, str]) -> None:
+    socket = running.workplace.app_socket
+    command = fork_server_command(socket, APP_MODULES)
+    running.supervisor.add(Program("fork-server", command, env))
+    if not running.supervisor.run(socket.exists, _FORK_SERVER_SECONDS):
+        say("the apps' modules are still not imported: messages will fail until they are")
+
+
+def _supernode(
+    settings: "ClientSettings",
+    running: Service,
+    apps: Address,
+    secret: Path,
+    env: Mapping[str, str],
+) -> Program:
+    config = write_config(_node_config(settings), running.workplace.folder / "node.toml")
+    command = ["flower-supernode", "--superlink", str(settings.server), "--isolation", "process"]
+    command += ["--clientappio-api-address", str(apps), "--node-config", str(config)]
+    command += ["--superexec-auth-secret-file", str(secret)]
+    if settings.ca is None:
+        command += ["--insecure"]
+    else:
+        command += ["--root-certificates", str(settings.ca)]
+    if settings.key is not None:
+        command += ["--auth-supernode-private-key", str(settings.key)]
+    watch = Watch(settings)
+    return Program(
+        "supernode", command, env, before=watch.before, on_line=watch.line, on_end=watch.end
+    )
+
+
+def _superexec(apps: Address, secret: Path, env: Mapping[str, str]) -> Program:
+    command = ["flower-superexec", "--insecure", "--plugin-type", "clientapp"]
+    command += ["--appio-api-address", str(apps), "--superexec-auth-secret-file", str(secret)]
+    return Program("superexec", command, env)
+
+
+def _node_config(settings: "ClientSettings") -> dict[str, Scalar]:
+    # Other people's apps look for a partition-id.
+    config: dict[str, Scalar] = {
+        "client-id": settings.client_id,
+        "partition-id": settings.client_id,
+    }
+    if settings.data is not None:
+        config["data-path"] = str(settings.data)
+    if settings.data_dir is not None:
+        config["data-dir"] = str(settings.data_dir)
+    return config
+
+
+class Watch:
+    """Follows the SuperNode's output: says when it is connected, and why it is not."""
+
+    def __init__(self, settings: "ClientSettings") -> None:
+        self._settings = settings
+        self._connected = False
+        self._away = False
+        self._round = ""
+        self._refused_since: float | None = None
+        # There while the client is connected: a cheap check for whoever watches over it.
+        self._flag = settings.logs / "connected"
+
+    def before(self) -> None:
+        """Ask the network first. Raises NotYet, or Refused."""
+        self._flag.unlink(missing_ok=True)
+        probe(self._settings.server, self._settings.ca)
+
+    def line(self, line: str) -> None:
+        """Take in a line of the SuperNode's output."""
+        if found := _CONNECTED.search(line):
+            self._connected, self._away, self._refused_since = True, False, None
+            self._flag.touch()
+            say(f"connected to {self._settings.server} as node {found.group(1)}")
+        elif "Connection attempt failed, retrying" in line and not self._away:
+            self._away = True
+            say(f"{self._settings.server} does not answer; trying again until it does")
+        elif "Connection successful after" in line and self._away:
+            self._away = False
+            say(f"{self._settings.server} answers again")
+        elif (found := _ROUND.search(line)) and found.group() != self._round:
+            self._round = found.group()
+            say(f"round {found.group(2)} of run {found.group(1)}")
+        elif "Failed to receive message" in line or "Failed to send message" in line:
+            say(line.partition("Failed")[1] + line.partition("Failed")[2])
+
+    def end(self, status: int | None, tail: str) -> str:
+        """Why it ended. Raises Refused where starting it again would change nothing."""
+        if not self._connected:
+            self._raise_if_refused(tail)
+        connected, self._connected = self._connected, False
+        if connected and ("Invalid node ID" in tail or "UNAUTHENTICATED" in tail):
+            return "the server knows this client's key no more: it was unregistered there"
+        return obituary("supernode", status, tail)
+
+    def _raise_if_refused(self, tail: str) -> None:
+        if _NO_KEY in tail:
+            raise Refused(
+                f"{self._settings.server} takes registered clients only: give --key FILE, and have "
+                "its public key registered there (blackthorn register)"
+            )
+        if "Unable to parse the private key" in tail:
+            raise Refused(
+                f"--key {self._settings.key} is not a private key that Flower takes: make one with "
+                "blackthorn certs DIR --client NAME"
+            )
+        if _KEY_REFUSED not in tail:
+            return
+        reason = (
+            f"{self._settings.server} refused the key {self._settings.key}: it is not registered "
+            "there (blackthorn register NAME), or another program is connected with it"
+        )
+        now = time.monotonic()
+        self._refused_since = self._refused_since or now
+        if now - self._refused_since >= self._settings.patience:
+            raise Refused(reason)
+        left = self._settings.patience - (now - self._refused_since)
+        say(f"{reason}; giving up in {left:.0f} s")

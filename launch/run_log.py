@@ -1,0 +1,56 @@
+"""What a run's output says: its lines for operators (`server_app/operator_log.py`), taken apart."""
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from server_app.operator_log import PREFIX
+
+_HELD = re.compile(r"client (\d+) is held by node (\d+)$")
+
+
+@dataclass
+class RunLog:
+    """What is known of a run from its output so far. Feed it with `read`."""
+
+    folder: str = ""
+    rounds: int = 0
+    last_round: int = 0
+    longest_seconds: float | None = None
+    summary: dict[str, Any] | None = None
+    failure: str | None = None
+    misconfigured: bool = False
+    nodes: dict[int, int] = field(default_factory=dict)
+    rejections: dict[int, int] = field(default_factory=dict)
+    _rest: str = ""
+
+    def read(self, text: str) -> Iterator[dict[str, Any]]:
+        """Take in more output; yields the rounds that it completes."""
+        *lines, self._rest = (self._rest + text).split("\n")
+        for line in lines:
+            if held := _HELD.search(line):
+                self.nodes[int(held.group(1))] = int(held.group(2))
+            _, prefix, content = line.partition(PREFIX)
+            if prefix:
+                yield from self._told(content)
+
+    def _told(self, content: str) -> Iterator[dict[str, Any]]:
+        try:
+            ((kind, value),) = json.loads(content).items()
+        except (ValueError, AttributeError):
+            return
+        if kind == "run":
+            self.folder, self.rounds = value["folder"], value["rounds"]
+            self.longest_seconds = value["longest-seconds"]
+        elif kind == "summary":
+            self.summary = value
+        elif kind == "failed":
+            self.failure, self.misconfigured = value["reason"], value["configuration"]
+        elif kind == "round":
+            for rejection in value["rejected"]:
+                client = rejection["client"]
+                self.rejections[client] = self.rejections.get(client, 0) + 1
+            self.last_round = value["round"]
+            yield value

@@ -1,0 +1,134 @@
+"""`blackthorn server`: a SuperLink and the executor of its ServerApps, kept alive."""
+
+import fcntl
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from launch.addresses import Address, check_insecure, is_loopback, parse_address
+from server_app.config import ConfigError
+
+_READY_SECONDS = 120.0
+
+
+def server(
+    host: Annotated[str, typer.Option(help="The name or IP address that clients dial.")],
+    state: Annotated[
+        Path, typer.Option(help="Folder for the database, the logs, and the runs.")
+    ] = Path("state"),
+    certs: Annotated[Path | None, typer.Option(help="Folder of `blackthorn certs`.")] = None,
+    port: Annotated[int, typer.Option(help="Port for the clients.")] = 9092,
+    bind: Annotated[
+        str | None,
+        typer.Option(help="Address the clients' port listens on; by default all of this machine."),
+    ] = None,
+    control: Annotated[
+        str, typer.Option(help="Address for operators; whoever reaches it commands everything.")
+    ] = "127.0.0.1:9093",
+    insecure: Annotated[bool, typer.Option("--insecure", help="No TLS, no authentication.")] = (
+        False
+    ),
+    i_know: Annotated[
+        bool, typer.Option("--i-know", help="Allow --insecure on other addresses than loopback.")
+    ] = False,
+) -> None:
+    """Run the server of a federation until it is stopped.
+
+    Clients reach one port. Everything else listens on the loopback interface.
+
+    Example: blackthorn server --host fl.example.org --certs certs --state state
+    """
+    if insecure == (certs is not None):
+        raise ConfigError("give either --certs DIR, or --insecure")
+    if insecure:
+        check_insecure(host, i_know)
+        check_insecure(bind or host, i_know)
+        check_insecure(parse_address(control, "--control", 9093).host, i_know)
+    default = "127.0.0.1" if is_loopback(host) else "0.0.0.0"
+    settings = ServerSettings(
+        host=host,
+        fleet=parse_address(f"{bind or default}:{port}", "--bind"),
+        control=parse_address(control, "--control", 9093),
+        certs=certs.resolve() if certs is not None else None,
+        state=state.resolve(),
+    )
+    serve(settings)
+
+
+@dataclass(frozen=True)
+class ServerSettings:
+    """Where the server listens, and where it keeps what; no TLS where `certs` is None."""
+
+    host: str
+    fleet: Address
+    control: Address
+    certs: Path | None
+    state: Path
+
+
+def serve(settings: ServerSettings) -> None:
+    """Run until a signal comes. Raises ConfigError before anything is started."""
+    from launch.certificates import CertificateError, check_server_files
+
+    if settings.certs is not None:
+        try:
+            check_server_files(settings.certs, settings.host)
+        except CertificateError as error:
+            raise ConfigError(str(error)) from error
+    settings.state.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with _only_one(settings.state):
+        _check_free(settings.fleet, "--port")
+        _check_free(settings.control, "--control")
+        _run(settings)
+
+
+def _run(settings: ServerSettings) -> None:
+    from launch.control_api import is_serving
+    from launch.ports import LOOPBACK, free_loopback_ports
+    from launch.server_programs import superexec_program, superlink_program
+    from launch.service import say, service, write_secret
+
+    secret = write_secret(settings.state / "superexec-secret")
+    apps, health = (Address(LOOPBACK, port) for port in free_loopback_ports(2))
+    # The executor goes first, then the SuperLink that it asks.
+    order = ["superexec", "superlink"]
+    with service(settings.state / "logs", settings.state, warm=False, stop_order=order) as running:
+        supervisor = running.supervisor
+        env = running.workplace.environment("server")
+        supervisor.add(superlink_program(settings, apps, health, secret, env))
+        say(f"starting; logs and runs are in {settings.state}")
+        if supervisor.run(lambda: is_serving(str(health)), _READY_SECONDS):
+            say(
+                f"ready: clients connect to {settings.host}:{settings.fleet.port}, operators to "
+                f"{settings.control}"
+            )
+        supervisor.add(superexec_program(apps, secret, env))
+        supervisor.run(lambda: False)
+
+
+@contextmanager
+def _only_one(state: Path) -> Iterator[None]:
+    """ConfigError if another server uses the folder."""
+    with (state / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise ConfigError(f"--state {state} is in use by another server") from error
+        yield
+
+
+def _check_free(address: Address, option: str) -> None:
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((address.host, address.port))
+        except OSError as error:
+            raise ConfigError(
+                f"{option}: {address} cannot be listened on: {error.strerror or error}"
+            ) from error

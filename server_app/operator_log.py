@@ -1,0 +1,64 @@
+"""What a run tells its operator while it is under way: lines of JSON in the ServerApp's output.
+
+Flower hands that output to whoever asks the Control API for it, wherever the ServerApp runs.
+A line is PREFIX and an object with one key, which says what it is:
+
+    {"run": {"folder", "rounds", "longest-seconds"}}      the run begins
+    {"round": {...}}                                      as in metrics.jsonl and operator.jsonl
+    {"summary": {...}}                                    the content of summary.json
+    {"failed": {"reason", "configuration"}}               why it ended
+"""
+
+import json
+import logging
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from server_app.config import RunConfig
+from server_app.run_folder import operator_entry, round_entry
+from strategies.reports import RoundReport
+
+PREFIX = "blackthorn-run: "
+# What a round may take beyond its deadline: evaluation, aggregation, nodes that come back.
+_ROUND_SLACK_SECONDS = 60.0
+
+
+def tell(kind: str, content: Mapping[str, Any]) -> None:
+    """Write one line."""
+    print(PREFIX + json.dumps({kind: content}), flush=True)
+
+
+def tell_start(config: RunConfig, folder: Path) -> None:
+    """Where the run's results are, and how long it can take."""
+    longest = longest_run(config)
+    rounds = config.num_server_rounds
+    content = {"folder": str(folder.resolve()), "rounds": rounds, "longest-seconds": longest}
+    tell("run", content)
+
+
+def tell_round(report: RoundReport) -> None:
+    """Observer: the round, as its operator may see it."""
+    tell("round", {**round_entry(report), **operator_entry(report)})
+
+
+def longest_run(config: RunConfig) -> float:
+    """Seconds after which a run cannot still be on its way: the sum of all its deadlines."""
+    one_round = 2 * config.round_timeout + _ROUND_SLACK_SECONDS
+    return config.start_timeout + config.num_server_rounds * one_round
+
+
+def show_log() -> None:
+    """Let the strategies' own log, who enrolled and who was refused, be part of the output."""
+    logger = logging.getLogger("blackthorn")
+    logger.setLevel(logging.INFO)
+    if not logger.handlers:
+        logger.addHandler(_CurrentOutput())
+
+
+class _CurrentOutput(logging.Handler):
+    """Writes to what is standard output at the moment: Flower replaces it when a run begins."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        print(record.getMessage(), file=sys.stdout, flush=True)

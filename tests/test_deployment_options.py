@@ -1,0 +1,91 @@
+"""Options of the commands for several machines: what is refused before anybody is contacted."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from launch.addresses import Address, is_loopback, parse_address
+from launch.certs import make
+from launch.cli import main
+from server_app.config import ConfigError
+
+
+def refusal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str
+) -> str:
+    """The one line with which `blackthorn ARGUMENTS` ends, with exit code 2."""
+    monkeypatch.setattr(sys, "argv", ["blackthorn", *arguments])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert caught.value.code == 2
+    errors = capsys.readouterr().err.strip()
+    assert len(errors.splitlines()) == 1
+    return errors
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ("server --host fl.example.org", "give either --certs DIR, or --insecure"),
+        ("server --host localhost --certs certs --insecure", "give either --certs DIR, or"),
+        ("server --host fl.example.org --insecure", "--insecure is not allowed for fl.example.org"),
+        ("server --host localhost --insecure --control 0.0.0.0:9093", "not allowed for 0.0.0.0"),
+        ("server --host localhost --insecure --bind 0.0.0.0", "not allowed for 0.0.0.0"),
+        ("server --host localhost --certs nowhere", "there is no ca.crt; make it with"),
+        ("server --host other.example.org --certs certs", "is not in the certificate"),
+        ("client --server fl.example.org --client-id 0", "give either --ca ca.crt, or --insecure"),
+        ("client --server fl.example.org --insecure --client-id 0", "not allowed for fl.example"),
+        ("client --server localhost --insecure", "--client-id is missing"),
+        ("client --server localhost --ca certs/ca.crt --key nokey", "--key nokey does not exist"),
+        ("client --server localhost:0 --ca certs/ca.crt", "--server localhost:0 is not allowed"),
+        (
+            "client --server localhost --insecure --key certs/clients/node0",
+            "is of no use with --insecure",
+        ),
+        ("status", "give either --ca ca.crt (or --certs DIR), or --insecure"),
+        ("status --server 192.0.2.1 --insecure", "--insecure is not allowed for 192.0.2.1"),
+        ("follow 1 --ca nowhere.crt", "--ca nowhere.crt does not exist"),
+        ("register", "give the names of clients, or --all"),
+        ("register nobody --certs certs", "nobody.pub is not a public key"),
+        ("certs certs --host localhost", "server.pem is there already"),
+        ("certs certs", "nothing to make"),
+    ],
+)
+def test_a_mistake_is_one_line(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: str,
+    expected: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    make(Path("certs"), ["localhost"], ["node0"])
+    assert expected in refusal(monkeypatch, capsys, *arguments.split())
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("localhost:1", Address("localhost", 1)),
+        ("localhost", Address("localhost", 9092)),
+        ("[::1]:5", Address("::1", 5)),
+        ("::1", Address("::1", 9092)),
+        ("192.0.2.1:65535", Address("192.0.2.1", 65535)),
+    ],
+)
+def test_addresses_are_read_as_people_write_them(text: str, expected: Address) -> None:
+    address = parse_address(text, "--server", 9092)
+    assert address == expected
+    assert parse_address(str(address), "--server") == expected
+
+
+@pytest.mark.parametrize("text", ["", ":9092", "a:b", "a:65536", "a:-1"])
+def test_other_texts_are_no_addresses(text: str) -> None:
+    with pytest.raises(ConfigError, match="HOST:PORT"):
+        parse_address(text, "--server", 9092)
+
+
+def test_what_stays_on_this_machine() -> None:
+    assert all(map(is_loopback, ("localhost", "127.0.0.1", "127.8.8.8", "::1")))
+    assert not any(map(is_loopback, ("localhost.example.org", "0.0.0.0", "10.0.0.1", "::")))

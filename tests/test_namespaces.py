@@ -1,0 +1,144 @@
+"""Hosts of their own, a router in between, and links that fail: network namespaces."""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from network import Host, network, require_namespaces
+from process_watch import until
+from real_deployment import Bench, bench
+
+from launch.certs import make
+from server_app.run_folder import read_metrics, read_summary
+
+pytestmark = pytest.mark.deployment
+
+SERVER = "fl.example.org"
+NAMES = ("server", "node0", "node1", "node2", "liar3")
+CUT, THROTTLED, LIAR = 1, 2, 3
+ROUNDS = 14
+DEADLINE = 12
+
+
+@dataclass
+class Federation:
+    """A server and four clients that are connected, each on its own host."""
+
+    bench: Bench
+    server: Host
+    clients: list[Host]
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
+    require_namespaces()
+    folder = tmp_path_factory.mktemp("network")
+    make(folder / "certs", [SERVER], list(NAMES[1:]))
+    with network(NAMES, SERVER) as (server, *clients), bench(folder) as programs:
+        arguments = ("--host", SERVER, "--certs", "certs", "--state", "state")
+        programs.start("server", "server", *arguments, prefix=server.prefix).says("ready:")
+        told = programs.call("register", "--all", "--certs", "certs", prefix=server.prefix)
+        assert told.returncode == 0, told.stderr
+        for name, host in zip(NAMES[1:], clients, strict=True):
+            options = ["--program", "attacks.flwr_clientapp:main"] if name == "liar3" else []
+            prefix = [*host.prefix, "env", "BLACKTHORN_ATTACK=reverse-scaled-average"]
+            programs.start(
+                name,
+                *("client", "--server", f"{SERVER}:9092", "--ca", "certs/ca.crt"),
+                *("--key", f"certs/clients/{name}", *options),
+                prefix=prefix,
+            )
+        for started in programs.started[1:]:
+            started.says(f"connected to {SERVER}")
+        yield Federation(programs, server, clients)
+
+
+def test_of_the_server_only_the_fleet_port_answers(federation: Federation) -> None:
+    listening = federation.server.listening_ports()
+    assert {9092, 9093} < listening
+    assert len(listening) >= 4
+    for client in federation.clients:
+        assert client.reachable_ports(federation.server, listening) == {9092}
+
+
+def test_of_the_clients_nothing_answers(federation: Federation) -> None:
+    for client in federation.clients:
+        listening = client.listening_ports()
+        assert listening
+        assert federation.server.reachable_ports(client, listening) == set()
+
+
+def test_a_run_survives_an_outage_loss_and_a_slow_link(
+    federation: Federation, repository: Path
+) -> None:
+    folder = federation.bench.folder / "state" / "runs" / "outage"
+    federation.clients[0].add_loss(5)
+    federation.clients[THROTTLED].throttle("512kbit")
+    run = federation.bench.start(
+        "run",
+        *("run", repository / "recipes" / "demo.toml", "--ca", "certs/ca.crt", "--follow"),
+        *("--clients", 4, "--output-dir", "runs/outage"),
+        *("--set", f"num-server-rounds={ROUNDS}", "--set", f"round-timeout={DEADLINE}"),
+        prefix=federation.server.prefix,
+    )
+    until(lambda: rounds_of(folder) >= 2, 120)
+    federation.clients[CUT].link("down")
+    until(lambda: len(missed(folder, CUT)) >= 2, 120)
+    federation.clients[CUT].link("up")
+    assert run.process.wait(300) == 0, run.text()
+    summary = read_summary(folder)
+    assert summary is not None
+    assert (summary["status"], summary["rounds_completed"]) == ("completed", ROUNDS)
+    entries = read_metrics(folder)[1:]
+    absences = [entry["round"] for entry in missed(folder, CUT)]
+    assert len(absences) >= 2
+    # It came back: its absence is one stretch of rounds, with replies before and after.
+    assert absences == list(range(absences[0], absences[-1] + 1))
+    assert absences[0] > 2
+    assert absences[-1] < ROUNDS
+    for entry in entries:
+        assert entry["invited"] == entry["replied"] + len(entry["rejected"])
+        assert entry["seconds"]["training"] <= DEADLINE + 5
+    assert all(LIAR in entry["filtered"] for entry in entries)
+    assert not missed(folder, LIAR)
+    assert summary["final"]["accuracy"] > 0.8
+    status = federation.bench.call(
+        "status", "--certs", "certs", prefix=federation.server.prefix
+    ).stdout
+    (line,) = [line for line in status.splitlines() if line.startswith(NAMES[1 + CUT])]
+    assert line.split()[-2:] == [str(CUT), str(len(absences))]
+
+
+def rounds_of(folder: Path) -> int:
+    return max((entry["round"] for entry in read_metrics(folder)), default=-1)
+
+
+def missed(folder: Path, client: int) -> list[dict[str, Any]]:
+    """The rounds whose metrics say that the client was asked and did not count."""
+    return [
+        entry
+        for entry in read_metrics(folder)
+        if any(rejection["client"] == client for rejection in entry["rejected"])
+    ]
+
+
+def test_a_run_over_a_link_with_delay_and_loss(federation: Federation, repository: Path) -> None:
+    host = federation.clients[0]
+    if not host.has_netem():
+        pytest.skip("this kernel has no netem: no link can be given a delay of 100 ms")
+    host.add_loss_and_delay(percent=5, milliseconds=100)
+    began = time.monotonic()
+    assert host.reachable_ports(federation.server, {9092}) == {9092}
+    assert time.monotonic() - began >= 0.2
+    done = federation.bench.call(
+        *("run", repository / "recipes" / "demo.toml", "--ca", "certs/ca.crt", "--follow"),
+        *("--clients", 4, "--output-dir", "runs/delay", "--set", "num-server-rounds=3"),
+        prefix=federation.server.prefix,
+        seconds=300,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    entries = read_metrics(federation.bench.folder / "state" / "runs" / "delay")
+    assert [entry["replied"] for entry in entries[1:]] == [4, 4, 4]
