@@ -52,7 +52,7 @@ def unregister(
     """
     keys = _keys(certs, names)
     with connection(server, certs / "ca.crt", False, False).open() as control:
-        registered = {node.public_key: node.node_id for node in control.nodes()}
+        registered = _registered(control)
         for name, key in keys.items():
             if key not in registered:
                 typer.echo(f"{name} was not registered")
@@ -64,9 +64,9 @@ def unregister(
 def _register(control: "ControlApi", name: str, key: bytes) -> str:
     import grpc
 
-    for node in control.nodes():
-        if node.public_key == key:
-            return f"{name} is registered already, as node {node.node_id}"
+    node = _registered(control).get(key)
+    if node is not None:
+        return f"{name} is registered already, as node {node}"
     try:
         return f"{name} is registered, as node {control.register(key)}"
     except grpc.RpcError as error:
@@ -74,6 +74,11 @@ def _register(control: "ControlApi", name: str, key: bytes) -> str:
             f"{name} cannot be registered ({error.details()}): a key that was unregistered is not "
             "taken again, make a new one"
         ) from error
+
+
+def _registered(control: "ControlApi") -> dict[bytes, int]:
+    """The node ids by their keys; Flower also lists those that were unregistered."""
+    return {n.public_key: n.node_id for n in control.nodes() if n.status != "unregistered"}
 
 
 def _keys(certs: Path, names: list[str]) -> dict[str, bytes]:
