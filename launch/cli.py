@@ -306,13 +306,13 @@ def main() -> None:
     except RuntimeError as error:
         from launch.deployment import DeploymentError
         from launch.probe import Refused
+        from launch.supervisor import NotYet
         from server_app.run import RunFailed
         from strategies import NotEnoughClients
         from strategies.ledger import LedgerInUse
 
-        if not isinstance(
-            error, RunFailed | NotEnoughClients | LedgerInUse | DeploymentError | Refused
-        ):
+        known = RunFailed | NotEnoughClients | LedgerInUse | DeploymentError | Refused | NotYet
+        if not isinstance(error, known):
             raise
         print(f"failed: {error}", file=sys.stderr)
         sys.exit(1)

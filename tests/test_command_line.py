@@ -109,7 +109,10 @@ def test_a_second_demo_keeps_the_first(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [(), ("simulate",), ("cluster",), ("demo",), ("pilot",), ("calibrate", "fat-clipping")],
+    [
+        *((), ("simulate",), ("cluster",), ("demo",), ("pilot",), ("calibrate", "fat-clipping")),
+        *(("certs",), ("server",), ("client",), ("run",), ("status",), ("register",)),
+    ],
 )
 def test_every_help_page_opens(arguments: tuple[str, ...]) -> None:
     result = CliRunner().invoke(app, [*arguments, "--help"])
