@@ -24,6 +24,8 @@ done
 target=$root/usr/local/lib/python3.11/dist-packages
 rm -rf "$target"
 cp -al "$site" "$target" 2>/dev/null || { rm -rf "$target"; cp -a "$site" "$target"; }
-rm -rf "$target"/*blackthorn*
+# What no program here needs stays behind: an engine may take seconds a gigabyte and step to build.
+rm -rf "$target"/*blackthorn* "$target"/torch/include "$target"/nvidia/*/include "$target"/triton \
+  "$target"/ruff* "$target"/mypy*
 tar -C "$root" --owner=0 --group=0 --create . | docker import \
   --change 'ENV PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin' - "$tag" >/dev/null
