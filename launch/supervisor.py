@@ -121,6 +121,7 @@ class Supervisor:
     def _ended(self, kept: _Kept) -> None:
         group = kept.group
         assert group is not None
+        self._read(kept)
         kept.group = None
         self._keeper.forget_ended()
         if time.monotonic() - kept.began >= _SOUND_SECONDS:
