@@ -15,6 +15,10 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+# A time limit ends pytest with SIGTERM: what the tests have started is then stopped all the same.
+signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+
 @pytest.fixture(scope="session")
 def repository() -> Path:
     """The checkout's root."""
