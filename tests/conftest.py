@@ -13,8 +13,6 @@ os.environ.setdefault("FLWR_DISABLE_UPDATE_CHECK", "1")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 # A shell starts its background jobs with SIGINT ignored, and they hand that on to their children.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
 # A time limit ends pytest with SIGTERM: what the tests have started is then stopped all the same.
 signal.signal(signal.SIGTERM, signal.default_int_handler)
 
