@@ -31,6 +31,8 @@ FLOWER_MODULES = (
 _APIS = ("serverappio", "fleet", "control", "health")
 _PORT_DRAWS = 5
 _GRACE_SECONDS = 5.0
+# What the kernel may need to carry out a SIGKILL on a busy machine.
+_KILL_SECONDS = 10.0
 
 
 class DeploymentError(RuntimeError):
@@ -210,10 +212,14 @@ class Deployment:
 
 
 def end_marked(cluster_id: str) -> None:
-    """SIGKILL to what a deployment's apps started and that left their process groups."""
-    for pid in marked_processes({f"{CLUSTER_VARIABLE}={cluster_id}".encode()}):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+    """End what a deployment's apps started and that left their process groups; returns then."""
+    mark = {f"{CLUSTER_VARIABLE}={cluster_id}".encode()}
+    end = time.monotonic() + _KILL_SECONDS
+    while (left := marked_processes(mark)) and time.monotonic() < end:
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.02)
 
 
 def _obituary(group: ProcessGroup) -> str:
