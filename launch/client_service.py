@@ -132,14 +132,20 @@ class Watch:
 
     def end(self, status: int | None, tail: str) -> str:
         """Why it ended. Raises Refused where starting it again would change nothing."""
-        if not self._connected:
-            self._raise_if_refused(tail)
         connected, self._connected = self._connected, False
-        if connected and ("Invalid node ID" in tail or "UNAUTHENTICATED" in tail):
-            return "the server knows this client's key no more: it was unregistered there"
+        if not connected:
+            self._raise_if_hopeless(tail)
+            if _KEY_REFUSED in tail:
+                return self._refused()
+        # Flower ends a node in good order when the server stops taking its signature.
+        if connected and status == 0:
+            return (
+                f"{self._settings.server} has sent this client away: its key was unregistered "
+                "there, or somebody stopped the SuperNode"
+            )
         return obituary("supernode", status, tail)
 
-    def _raise_if_refused(self, tail: str) -> None:
+    def _raise_if_hopeless(self, tail: str) -> None:
         if _NO_KEY in tail:
             raise Refused(
                 f"{self._settings.server} takes registered clients only: give --key FILE, and have "
@@ -150,15 +156,17 @@ class Watch:
                 f"--key {self._settings.key} is not a private key that Flower takes: make one with "
                 "blackthorn certs DIR --client NAME"
             )
-        if _KEY_REFUSED not in tail:
-            return
+
+    def _refused(self) -> str:
+        """What to say of a refused key: something only once. Raises Refused after `patience`."""
         reason = (
             f"{self._settings.server} refused the key {self._settings.key}: it is not registered "
             "there (blackthorn register NAME), or another program is connected with it"
         )
         now = time.monotonic()
-        self._refused_since = self._refused_since or now
-        if now - self._refused_since >= self._settings.patience:
+        first = self._refused_since is None
+        since = self._refused_since = self._refused_since or now
+        if now - since >= self._settings.patience:
             raise Refused(reason)
-        left = self._settings.patience - (now - self._refused_since)
-        say(f"{reason}; giving up in {left:.0f} s")
+        patience = self._settings.patience
+        return f"{reason}; it is tried again for {patience:g} s" if first else ""
