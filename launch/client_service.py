@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 _FORK_SERVER_SECONDS = 120.0
 _CONNECTED = re.compile(r"SuperNode ID: (\d+)")
 _ROUND = re.compile(r"\[RUN (\d+), ROUND (\d+)\]")
+# Flower's codes: nodes must be registered, and: this node cannot be activated.
+_CODE = re.compile(r'"code": (\d+)')
 _NO_KEY, _KEY_REFUSED = "2001", "2004"
+_KEY_UNREADABLE = "Unable to parse the private key"
 
 
 def take_part(settings: "ClientSettings") -> None:
@@ -103,6 +106,7 @@ class Watch:
         self._connected = False
         self._away = False
         self._round = ""
+        self._complaint = ""
         self._refused_since: float | None = None
         # There while the client is connected: a cheap check for whoever watches over it.
         self._flag = settings.logs / "connected"
@@ -110,6 +114,7 @@ class Watch:
     def before(self) -> None:
         """Ask the network first. Raises NotYet, or Refused."""
         self._flag.unlink(missing_ok=True)
+        self._complaint = ""
         probe(self._settings.server, self._settings.ca)
 
     def line(self, line: str) -> None:
@@ -127,6 +132,10 @@ class Watch:
         elif (found := _ROUND.search(line)) and found.group() != self._round:
             self._round = found.group()
             say(f"round {found.group(2)} of run {found.group(1)}")
+        elif found := _CODE.search(line):
+            self._complaint = found.group(1)
+        elif _KEY_UNREADABLE in line:
+            self._complaint = _KEY_UNREADABLE
         elif "Failed to receive message" in line or "Failed to send message" in line:
             say(line.partition("Failed")[1] + line.partition("Failed")[2])
 
@@ -134,8 +143,8 @@ class Watch:
         """Why it ended. Raises Refused where starting it again would change nothing."""
         connected, self._connected = self._connected, False
         if not connected:
-            self._raise_if_hopeless(tail)
-            if _KEY_REFUSED in tail:
+            self._raise_if_hopeless()
+            if self._complaint == _KEY_REFUSED:
                 return self._refused()
         # Flower ends a node in good order when the server stops taking its signature.
         if connected and status == 0:
@@ -145,13 +154,13 @@ class Watch:
             )
         return obituary("supernode", status, tail)
 
-    def _raise_if_hopeless(self, tail: str) -> None:
-        if _NO_KEY in tail:
+    def _raise_if_hopeless(self) -> None:
+        if self._complaint == _NO_KEY:
             raise Refused(
                 f"{self._settings.server} takes registered clients only: give --key FILE, and have "
                 "its public key registered there (blackthorn register)"
             )
-        if "Unable to parse the private key" in tail:
+        if self._complaint == _KEY_UNREADABLE:
             raise Refused(
                 f"--key {self._settings.key} is not a private key that Flower takes: make one with "
                 "blackthorn certs DIR --client NAME"

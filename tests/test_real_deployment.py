@@ -163,6 +163,13 @@ def test_no_key_is_refused(federation: Federation) -> None:
     assert "takes registered clients only: give --key" in refused(federation, "--client-id", 0)
 
 
+def test_a_key_that_flower_does_not_take_is_refused(federation: Federation) -> None:
+    key = federation.bench.folder / "no-key"
+    key.write_text("-----BEGIN OPENSSH PRIVATE KEY-----\n")
+    errors = refused(federation, "--key", key, "--client-id", 0)
+    assert "is not a private key that Flower takes" in errors
+
+
 def test_a_wrong_authority_is_refused(federation: Federation) -> None:
     errors = refused(federation, "--client-id", 0, trust=("--ca", "elsewhere/ca.crt"))
     assert "is not the server that --ca" in errors
@@ -195,7 +202,7 @@ def test_an_unregistered_client_is_shut_out(federation: Federation) -> None:
     client = federation.client("stranger", "--key", "certs/clients/stranger", "--client-id", 7)
     client.says("connected to localhost")
     federation.operate("unregister", "stranger", "--certs", "certs")
-    client.says("unregistered")
+    client.says("its key was unregistered there")
     assert client.stop() in (1, 128 + signal.SIGTERM)
     assert "stranger" not in federation.operate("status", "--certs", "certs")
     again = federation.bench.call(
