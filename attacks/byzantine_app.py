@@ -1,30 +1,41 @@
 """A ClientApp that trains honestly and then lies about it.
 
-Over gRPC each corrupt client is a process by itself: a vector attack sees its own update alone
-(b = 1). What the colluders have in common is the seed in the round's config, from which the
-shared vector of `gradient-shift` comes, so that it is the same on all corrupt nodes.
+Over gRPC each corrupt client is a process by itself. With `accomplices` the corrupt clients of a
+round have each other's updates through a service of their own, and each sends its row of what the
+same colluders send in a simulation. Without them, or while the service is away, a vector attack
+sees its own update alone (b = 1). What all then still have in common is the seed in the round's
+config, from which the shared vector of `gradient-shift` comes.
 
 The train message's ConfigRecord "config" may hold "server-round", "client-id", "num-invited"
 (K), "seed" and the local learning rate "local-lr"; without the rate, updates are taken in
 parameter units. The environment variable BLACKTHORN_ATTACK_SECONDS says how late `slow` is.
 """
 
+import logging
+
 import numpy as np
 from flwr.app import ConfigRecord, Context, Message
 from flwr.clientapp import ClientApp
+from torch import Tensor
 
+from .collusion import Accomplices, CollusionFailed
 from .label_flip import POISON_KEY
 from .model_records import ARRAYS, FlatModel
 from .randomness import client_generator, round_generator
 from .registry import DataAttack, ReplyAttack, VectorAttack, get
 from .round_config import number, round_config
 
+logger = logging.getLogger("blackthorn")
+
 
 class ByzantineApp(ClientApp):
     """The honest app's answers, except that train messages are answered with an attack."""
 
-    def __init__(self, honest_app: ClientApp, attack_name: str) -> None:
+    def __init__(
+        self, honest_app: ClientApp, attack_name: str, accomplices: Accomplices | None = None
+    ) -> None:
         super().__init__()
+        self._accomplices = accomplices
         self._honest_app = honest_app
         self._attack = get(attack_name)
 
@@ -37,7 +48,9 @@ class ByzantineApp(ClientApp):
         reply = self._honest_app(message, context)
         if isinstance(self._attack, ReplyAttack):
             return self._attack(reply)
-        return _lie(self._attack, message, reply) if reply.has_content() else reply
+        if not reply.has_content():
+            return reply
+        return _lie(self._attack, message, reply, self._accomplices)
 
     def _train_on_poison(self, attack: DataAttack, message: Message, context: Context) -> Message:
         """Train under a node config that names the poison, as the node's operator may."""
@@ -48,26 +61,45 @@ class ByzantineApp(ClientApp):
             del context.node_config[POISON_KEY]
 
 
-def byzantine_app(honest_app: ClientApp, attack_name: str) -> ByzantineApp:
+def byzantine_app(
+    honest_app: ClientApp, attack_name: str, accomplices: Accomplices | None = None
+) -> ByzantineApp:
     """Wrap `honest_app`; ValueError for an attack that `attacks.get` does not know."""
-    return ByzantineApp(honest_app, attack_name)
+    return ByzantineApp(honest_app, attack_name, accomplices)
 
 
-def _lie(attack: VectorAttack, message: Message, reply: Message) -> Message:
+def _lie(
+    attack: VectorAttack, message: Message, reply: Message, accomplices: Accomplices | None
+) -> Message:
     config = round_config(message)
     local_lr = number(config, "local-lr", 1.0)
     model = FlatModel(message.content.array_records[ARRAYS])
+    own = model.update(reply, local_lr)
+    together = None if accomplices is None else _shared(accomplices, message, own)
+    updates, row = (own.unsqueeze(0), 0) if together is None else together
     vectors = attack(
-        model.update(reply, local_lr).unsqueeze(0),
+        updates,
         num_clients=int(number(config, "num-invited", 1)),
-        generator=_generator(attack, config),
+        generator=_generator(attack, config, together is not None),
     )
-    return model.forge(reply, vectors[0], local_lr)
+    return model.forge(reply, vectors[row], local_lr)
 
 
-def _generator(attack: VectorAttack, config: ConfigRecord) -> np.random.Generator:
+def _shared(accomplices: Accomplices, message: Message, own: Tensor) -> tuple[Tensor, int] | None:
+    """The colluders' updates [b, d] and the own row; None, with a warning, if nobody answers."""
+    config = round_config(message)
+    server_round = int(number(config, "server-round", 0))
+    client_id = int(number(config, "client-id", 0))
+    try:
+        return accomplices.share(str(message.metadata.run_id), server_round, client_id, own)
+    except CollusionFailed as failure:
+        logger.warning("round %d: client %d attacks alone: %s", server_round, client_id, failure)
+        return None
+
+
+def _generator(attack: VectorAttack, config: ConfigRecord, together: bool) -> np.random.Generator:
     seed = int(number(config, "seed", 0))
     server_round = int(number(config, "server-round", 0))
-    if attack.shared_randomness:
+    if together or attack.shared_randomness:
         return round_generator(seed, server_round)
     return client_generator(seed, server_round, int(number(config, "client-id", 0)))

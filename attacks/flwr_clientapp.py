@@ -5,7 +5,8 @@ puts another program of this name first in the node's PATH decides what really r
 whatever bundle the server distributes. The program that `install_runner` writes takes Flower's
 command line, unpacks the bundle and loads the ClientApp which it names, and answers train
 messages with an attack from this installation of the package, not from the bundle's. The
-environment variable BLACKTHORN_ATTACK names another attack than the one written down in it.
+environment variable BLACKTHORN_ATTACK names another attack than the one written down in it, and
+BLACKTHORN_COLLUSION the service (`collusion`) through which the corrupt clients see each other.
 """
 
 import os
@@ -19,6 +20,7 @@ from flwr.supernode.cli import flwr_clientapp
 from flwr.supernode.runtime import run_clientapp
 
 from .byzantine_app import byzantine_app
+from .collusion import Accomplices
 from .registry import get
 
 ATTACK_VARIABLE = "BLACKTHORN_ATTACK"
@@ -80,15 +82,24 @@ def main(attack: str = "") -> None:
         get(name)
     except ValueError as error:
         sys.exit(f"{PROGRAM}: {error}; set {ATTACK_VARIABLE}")
-    run_clientapp.get_load_client_app_fn = lying(run_clientapp.get_load_client_app_fn, name)
+    try:
+        accomplices = Accomplices.from_environment()
+    except (OSError, ValueError) as error:
+        sys.exit(f"{PROGRAM}: the collusion service's settings cannot be used: {error}")
+    load_fn = lying(run_clientapp.get_load_client_app_fn, name, accomplices)
+    run_clientapp.get_load_client_app_fn = load_fn
     flwr_clientapp()
 
 
-def lying(get_load_fn: Callable[..., LoadClientApp], attack: str) -> Callable[..., LoadClientApp]:
+def lying(
+    get_load_fn: Callable[..., LoadClientApp],
+    attack: str,
+    accomplices: Accomplices | None = None,
+) -> Callable[..., LoadClientApp]:
     """Flower's factory of ClientApp loaders, changed to wrap the app each of them loads."""
 
     def get_lying_load_fn(*args: object, **kwargs: object) -> LoadClientApp:
         load = get_load_fn(*args, **kwargs)
-        return lambda *bundle: byzantine_app(load(*bundle), attack)
+        return lambda *bundle: byzantine_app(load(*bundle), attack, accomplices)
 
     return get_lying_load_fn

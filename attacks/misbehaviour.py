@@ -93,6 +93,21 @@ def lying_payload(reply: Message) -> Message:
     return _first_array_replaced(reply, lambda array: _with_payload(array, payload.getvalue()))
 
 
+def object_array(reply: Message) -> Message:
+    """The first array's payload is a pickled array of Python objects; its header looks right.
+
+    Whoever reads it with pickles allowed runs whatever code the sender chose.
+    """
+
+    def pickle(array: Array) -> Array:
+        payload = io.BytesIO()
+        objects = np.full(tuple(array.shape), None, dtype=object)
+        np.save(payload, objects, allow_pickle=True)
+        return _with_payload(array, payload.getvalue())
+
+    return _first_array_replaced(reply, pickle)
+
+
 def garbage(reply: Message) -> Message:
     """Every payload is a text instead of a serialised array; the headers look right."""
 
@@ -148,6 +163,7 @@ REPLY_ATTACKS: dict[str, Callable[[Message], Message]] = {
     "empty-record": empty_record,
     "lying-header": lying_header,
     "lying-payload": lying_payload,
+    "object-array": object_array,
     "garbage": garbage,
     "huge-count": huge_count,
     "raise": raise_error,

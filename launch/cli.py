@@ -86,6 +86,14 @@ def cluster(
     standard_clients: Annotated[
         bool, typer.Option(help="Flower's own client program: a new Python for every message.")
     ] = False,
+    rogue: Annotated[
+        str,
+        typer.Option(
+            metavar="BEHAVIOUR",
+            help="The liars are no SuperNodes but processes that break Flower's protocol so "
+            "(several by commas, one a round).",
+        ),
+    ] = "",
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
@@ -103,7 +111,8 @@ def cluster(
     config = recipe_config(recipe, settings or (), options)
     people = people_console(quiet, as_json)
     with failures_told(as_json):
-        finish(run(config, people, data=data or (), warm=not standard_clients), as_json)
+        summary = run(config, people, data=data or (), warm=not standard_clients, rogue=rogue)
+        finish(summary, as_json)
 
 
 @app.command()

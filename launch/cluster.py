@@ -10,7 +10,8 @@ from rich.console import Console
 
 from blackthorn.__main__ import app_root
 from client_app.node_data import load_node_client
-from launch.flower_cluster import DeploymentError, FlowerCluster, Node
+from launch.byzantine_nodes import check_rogue, cluster_nodes, collusion
+from launch.flower_cluster import DeploymentError, FlowerCluster
 from launch.progress import RoundPrinter
 from server_app.config import ConfigError, RunConfig, to_mapping
 from server_app.operator_log import longest_run
@@ -20,28 +21,41 @@ from server_app.run_folder import create_folder, read_metrics, read_summary, wri
 from server_app.run_report import publish
 
 PACKAGES = ("attacks", "client_app", "server_app", "strategies", "tasks")
-BYZANTINE_PROGRAM = "attacks.flwr_clientapp:main"
 
 
 def cluster(
-    config: RunConfig, console: Console, *, data: Sequence[Path] = (), warm: bool = True
+    config: RunConfig,
+    console: Console,
+    *,
+    data: Sequence[Path] = (),
+    warm: bool = True,
+    rogue: str = "",
 ) -> dict[str, Any]:
     """Run `config` on one SuperNode a client and return the summary.
 
-    The last `num-byzantine` nodes run the Byzantine program in place of Flower's. `data` gives
-    every node its own examples. Raises ConfigError before anything is started, RunFailed if the
-    run did not complete, DeploymentError if a process did not do its part.
+    The last `num-byzantine` nodes run the Byzantine program in place of Flower's, or with `rogue`
+    (behaviours of `attacks.rogue`, by commas) no SuperNode at all but the rogue process. `data`
+    gives every node its own examples. Raises ConfigError before anything is started, RunFailed if
+    the run did not complete, DeploymentError if a process did not do its part.
     """
     config = _deployed(config, data)
     _check_data(config, data)
+    check_rogue(config, rogue)
     folder = prepare(config).folder.resolve()
     create_folder(folder)
-    nodes = _nodes(config, data)
     config = config.model_copy(update={"output_dir": str(folder)})
     console.print(f"run folder: {folder}", markup=False, highlight=False, soft_wrap=True)
-    console.print(f"starting a SuperLink and {len(nodes)} SuperNodes...", highlight=False)
+    console.print(f"starting a SuperLink and {config.num_clients} SuperNodes...", highlight=False)
     try:
-        with FlowerCluster(nodes, folder, warm=warm, start_timeout=config.start_timeout) as flower:
+        with (
+            collusion(config, rogue) as accomplices,
+            FlowerCluster(
+                cluster_nodes(config, data, rogue, accomplices),
+                folder,
+                warm=warm,
+                start_timeout=config.start_timeout,
+            ) as flower,
+        ):
             began = time.monotonic()
             run_id = flower.submit(app_root(), to_mapping(config), packages=PACKAGES)
             with RoundPrinter(console, config.num_server_rounds) as printer:
@@ -77,6 +91,11 @@ def _deployed(config: RunConfig, data: Sequence[Path]) -> RunConfig:
             "byzantine-set = redrawn is not allowed in a cluster, where the Byzantine nodes are "
             "programs of their own: set byzantine-set=fixed"
         )
+    if config.num_byzantine and config.omniscient:
+        raise ConfigError(
+            "omniscient = true is not allowed in a cluster, where no Byzantine node sees what "
+            "the honest ones send: set omniscient=false"
+        )
     if data and len(data) != config.num_clients:
         raise ConfigError(
             f"--data was given {len(data)} times for {config.num_clients} clients: once each"
@@ -99,19 +118,6 @@ def _check_data(config: RunConfig, data: Sequence[Path]) -> None:
             load_node_client(config, {"client-id": client, "data-path": str(path.resolve())})
         except ValueError as error:
             raise ConfigError(f"--data: {error}") from None
-
-
-def _nodes(config: RunConfig, data: Sequence[Path]) -> list[Node]:
-    honest = config.num_clients - config.num_byzantine
-    nodes = []
-    for client in range(config.num_clients):
-        own = {"data-path": str(data[client].resolve())} if data else {}
-        if client < honest:
-            nodes.append(Node(config=own))
-        else:
-            env = {"BLACKTHORN_ATTACK": config.attack}
-            nodes.append(Node(config=own, program=BYZANTINE_PROGRAM, env=env))
-    return nodes
 
 
 class _MetricsTail:

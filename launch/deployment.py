@@ -11,6 +11,7 @@ from pathlib import Path
 
 from .app_bundle import Scalar, write_config
 from .control_api import ControlApi, is_serving
+from .flower_programs import python_command
 from .ports import LOOPBACK, free_loopback_ports
 from .processes import ProcessGroup, ProcessKeeper
 from .workplace import (
@@ -46,12 +47,16 @@ class Node:
     `config` adds to its node config (`partition-id` and `num-partitions` are always there).
     `program` ("module:function") runs in place of Flower's `flwr-clientapp`, with the same
     command line. `path_prefix` is a folder of executables put first in the node's PATH.
+    `rogue`: no SuperNode at all, but a program ("module:function") that speaks the Fleet protocol
+    itself; it is told `--superlink ADDRESS --client INDEX` and `rogue_arguments`.
     """
 
     config: Mapping[str, Scalar] = field(default_factory=dict)
     program: str | None = None
     path_prefix: Path | None = None
     env: Mapping[str, str] = field(default_factory=dict)
+    rogue: str | None = None
+    rogue_arguments: Sequence[str] = ()
 
 
 class Deployment:
@@ -200,6 +205,10 @@ class Deployment:
         env = self._workplace.environment(
             name, path=path, extra={**node.env, NODE_VARIABLE: str(index)}
         )
+        if node.rogue is not None:
+            command = [*python_command(node.rogue), "--superlink", self._fleet_address]
+            command += ["--client", str(index), *node.rogue_arguments]
+            return self._launch(name, command, env)
         command = ["flower-supernode", "--insecure", "--superlink", self._fleet_address]
         command += ["--clientappio-api-address", f"{LOOPBACK}:0", "--node-config", str(config_file)]
         return self._launch(name, command, env)

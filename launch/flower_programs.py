@@ -9,7 +9,8 @@ name, so a folder in front of PATH decides what they are:
 SuperNode and SuperExec wait a fixed 3, 1 and 0.5 seconds between two looks for work, and whoever
 sees a message a moment before its content has arrived waits a second for it. Flower has no option
 for these times. `supernode`, `superexec` and `serverapp` are the same programs with the waits
-capped at BLACKTHORN_POLL_SECONDS. Everything else about them is Flower's own.
+capped at BLACKTHORN_POLL_SECONDS; `superlink` takes no message that only a liar would send.
+Everything else about them is Flower's own.
 """
 
 import importlib
@@ -37,6 +38,9 @@ PACED_ENTRIES = {
     "flower-superexec": f"{__name__}:superexec",
     "flwr-serverapp": f"{__name__}:serverapp",
 }
+BOUNDED_ENTRIES = {"flower-superlink": f"{__name__}:superlink"}
+# Flower's nodes send arrays in chunks of 5 MiB, and an app's bundle has at most 10 MB.
+_LARGEST_MESSAGE = 64 * 2**20
 _PACKAGE_ROOT = Path(__file__).resolve().parents[__name__.count(".")]
 
 
@@ -82,6 +86,13 @@ def serverapp() -> None:
     """`flwr-serverapp` that asks again for a reply's content after BLACKTHORN_POLL_SECONDS."""
     _cap_first_backoff()
     load_entry(STANDARD_ENTRIES["flwr-serverapp"])()
+
+
+def superlink() -> None:
+    """`flower-superlink` that takes no message above 64 MiB, where Flower takes 2 GB."""
+    module = importlib.import_module("flwr.superlink.cli.flower_superlink")
+    vars(module)["GRPC_MAX_MESSAGE_LENGTH"] = _LARGEST_MESSAGE
+    load_entry(STANDARD_ENTRIES["flower-superlink"])()
 
 
 def run_program() -> None:

@@ -2,7 +2,8 @@
 
 Flower's own `send_and_receive` pulls all replies in one call: a client that announces a reply and
 never uploads it holds that call for minutes, and a reply that cannot be read raises out of it.
-Here every reply is pulled on its own, in its own thread, and the deadline is ours.
+Here every reply is pulled on its own, in its own thread, and the deadline is ours; so is what a
+reply may weigh (`reply_pull.py`).
 """
 
 import threading
@@ -12,6 +13,8 @@ from dataclasses import dataclass
 
 from flwr.app import Message
 from flwr.serverapp import Grid
+
+from .reply_pull import UNFINISHED, Allowance, ReplyRefused, pull_reply
 
 LATE = "no reply by the deadline"
 UNSENT = "the message could not be sent"
@@ -63,11 +66,11 @@ def send(
         # Nothing tells which of them the server took.
         message_ids = [None] * len(messages)
     awaited = []
-    for client, message_id in zip(clients, message_ids, strict=True):
+    for client, message, message_id in zip(clients, messages, message_ids, strict=True):
         unsent = None if message_id else Delivery(client, None, UNSENT)
         awaited.append(AwaitedReply(client, deadline, unsent))
         if message_id:
-            awaited[-1].pull(grid, message_id, poll_interval(len(messages)))
+            awaited[-1].pull(grid, message, message_id, poll_interval(len(messages)))
     return awaited
 
 
@@ -110,15 +113,16 @@ class AwaitedReply:
     def __init__(self, client: int, deadline: float, result: Delivery | None = None) -> None:
         self._client = client
         self._deadline = deadline
+        self._late = LATE
         self._result = result
         self._stop: BaseException | None = None
         self._settled = threading.Event()
         if result is not None:
             self._settled.set()
 
-    def pull(self, grid: Grid, message_id: str, interval: float) -> None:
-        """Start to look for the reply to the message `message_id`."""
-        arguments = (grid, message_id, interval)
+    def pull(self, grid: Grid, message: Message, message_id: str, interval: float) -> None:
+        """Start to look for the reply to `message`, which the grid calls `message_id`."""
+        arguments = (grid, message, message_id, interval)
         threading.Thread(target=self._look, args=arguments, daemon=True).start()
 
     def wait(self) -> None:
@@ -133,12 +137,22 @@ class AwaitedReply:
         """What came, or that nothing did. Raises what the grid raises when the run is over."""
         if self._stop is not None:
             raise self._stop
-        return self._result or Delivery(self._client, None, LATE)
+        return self._result or Delivery(self._client, None, self._late)
 
-    def _look(self, grid: Grid, message_id: str, interval: float) -> None:
+    def _look(self, grid: Grid, message: Message, message_id: str, interval: float) -> None:
+        allowance = Allowance.for_reply_to(message)
         while time.monotonic() < self._deadline:
             try:
-                replies = list(grid.pull_messages([message_id]))
+                reply = pull_reply(
+                    grid, message_id, allowance, self._deadline, self._note_announced
+                )
+                if reply is not None:
+                    _check_answers(reply, message, message_id)
+                    self._settle(Delivery(self._client, reply))
+                    return
+            except ReplyRefused as refusal:
+                self._settle(Delivery(self._client, None, str(refusal)))
+                return
             except Exception as error:  # whatever a client put into its reply ends here
                 reason = f"the reply cannot be read: {type(error).__name__}: {error}"
                 self._settle(Delivery(self._client, None, reason))
@@ -147,11 +161,25 @@ class AwaitedReply:
                 self._stop = stop
                 self._settled.set()
                 return
-            if replies:
-                self._settle(Delivery(self._client, replies[0]))
-                return
             time.sleep(interval)
+
+    def _note_announced(self) -> None:
+        self._late = UNFINISHED
 
     def _settle(self, result: Delivery) -> None:
         self._result = result
         self._settled.set()
+
+
+def _check_answers(reply: Message, message: Message, message_id: str) -> None:
+    """ReplyRefused for a reply that was made for another message, or for another round.
+
+    The link looks at what a client announces; the reply itself may be an old one.
+    """
+    answered, group = reply.metadata.reply_to_message_id, reply.metadata.group_id
+    if answered and answered != message_id:
+        raise ReplyRefused("the reply answers another message: it was sent before, or is forged")
+    if reply.has_content() and group != message.metadata.group_id:
+        raise ReplyRefused(
+            f"the reply is for round {group[:20]!r}, expected {message.metadata.group_id!r}"
+        )

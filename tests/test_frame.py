@@ -275,6 +275,7 @@ REASONS = {
     "empty-record": "0 array records",
     "lying-header": "weight: shape (7,), expected (2, 3)",
     "lying-payload": "weight: shape (1099511627776,)",
+    "object-array": "weight: dtype object, expected float32",
     "garbage": "the payload is not a NumPy array",
     "huge-count": "num-examples = 1e+30",
     "raise": "refuses to answer",

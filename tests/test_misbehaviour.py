@@ -1,5 +1,6 @@
 """Lying replies: each lies in the way it says and in no other, and can be sent by Flower."""
 
+import io
 import os
 import time
 
@@ -74,6 +75,15 @@ def test_lying_payload_announces_what_no_machine_holds() -> None:
     assert len(array.data) < 200
     with pytest.raises((MemoryError, ValueError)):
         array.numpy()
+
+
+def test_object_array_is_read_by_nobody_who_refuses_pickles() -> None:
+    array = arrays_of(lie("object-array"))["weight"]
+    assert (tuple(array.shape), array.dtype) == ((2, 3), "float32")
+    with pytest.raises(ValueError, match="allow_pickle=False"):
+        array.numpy()
+    pickled = np.load(io.BytesIO(array.data), allow_pickle=True)
+    assert (pickled.dtype, pickled.shape) == (np.dtype(object), (2, 3))
 
 
 def test_garbage_is_no_array() -> None:

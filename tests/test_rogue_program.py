@@ -1,0 +1,65 @@
+"""The rogue's command line, and which behaviour it shows when."""
+
+import subprocess
+import sys
+
+import pytest
+
+from attacks.rogue.__main__ import at_random, check_address, check_behaviours, in_turn, main
+from attacks.rogue.behaviours import BEHAVIOURS
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:9092", "127.8.9.1:1", "localhost:9092", "[::1]:1"])
+def test_loopback_is_allowed(address: str) -> None:
+    check_address(address, [])
+
+
+@pytest.mark.parametrize("host", ["superlink", "10.0.0.7", "example.org", "0.0.0.0"])
+def test_other_hosts_are_allowed_by_name_alone(host: str) -> None:
+    with pytest.raises(ValueError, match=f"add --allow {host} if"):
+        check_address(f"{host}:9092", ["another"])
+    check_address(f"{host}:9092", [host])
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", ":9092", "localhost:", "localhost:http"])
+def test_an_address_without_host_or_port(address: str) -> None:
+    with pytest.raises(ValueError, match="allowed are HOST:PORT"):
+        check_address(address, [])
+
+
+def test_behaviours_take_turns() -> None:
+    choose = in_turn(check_behaviours("nan,huge,drip-fed"))
+    assert [choose(t) for t in range(1, 6)] == ["nan", "huge", "drip-fed", "nan", "huge"]
+
+
+def test_random_behaviour_is_the_seed_s_and_shows_all() -> None:
+    choose, other = at_random(1), at_random(2)
+    drawn = [choose(t) for t in range(1, 501)]
+    assert drawn == [at_random(1)(t) for t in range(1, 501)]
+    assert drawn != [other(t) for t in range(1, 501)]
+    assert set(drawn) == set(BEHAVIOURS)
+
+
+@pytest.mark.parametrize("text", ["kindness", "nan,kindness", "", "nan,random"])
+def test_unknown_behaviours(text: str) -> None:
+    with pytest.raises(ValueError, match="allowed are nan, infinite"):
+        check_behaviours(text)
+
+
+def test_wrong_arguments_end_with_two(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in (
+        ["--superlink", "example.org:9092", "--client", "1"],
+        ["--superlink", "127.0.0.1:1", "--client", "1", "--behaviour", "kindness"],
+        ["--superlink", "127.0.0.1:1", "--client", "1", "--root-certificates", "/absent.pem"],
+    ):
+        with pytest.raises(SystemExit) as ended:
+            main(arguments)
+        assert ended.value.code == 2
+        assert capsys.readouterr().err.startswith("rogue: ")
+
+
+def test_it_is_a_program() -> None:
+    command = [sys.executable, "-m", "attacks.rogue", "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.startswith("usage: rogue")
+    assert "drip-fed" in done.stdout
