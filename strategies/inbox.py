@@ -6,6 +6,7 @@ from flwr.common.constant import ErrorCode
 
 from .delivery import LATE, UNSENT, Delivery
 from .global_model import GlobalModel
+from .reply_pull import UNFINISHED
 from .reports import Rejection
 from .screening import Contribution, RejectedReply, one_line, screen_reply
 
@@ -41,5 +42,5 @@ def screen_inbox(
 def _replied(delivery: Delivery) -> bool:
     message = delivery.message
     if message is None:
-        return delivery.problem not in (LATE, UNSENT)
+        return delivery.problem not in (LATE, UNSENT, UNFINISHED)
     return not (message.has_error() and message.error.code in _NO_REPLY)
