@@ -249,7 +249,8 @@ def success_claims(shares: Mapping[tuple[str, int], float]) -> list[Claim]:
             found("FAT-Clipping-PR", 1, 99),
             foreseen=None,
         ),
-        Claim("FedAvg fails in every trial.", found("FedAvg", 0, 0)),
+        # At another rate, or with a larger model, more or fewer of them fail.
+        Claim("FedAvg fails in every trial.", found("FedAvg", 0, 0), foreseen=None),
         Claim("FAT-Clipping fails less often than FedAvg, PI the least.", fewer),
     ]
 
