@@ -17,6 +17,7 @@ from real_deployment import Bench, Started, bench
 
 from launch.certs import make
 from launch.ports import free_loopback_ports
+from server_app.run_folder import read_metrics, read_summary
 
 pytestmark = [
     pytest.mark.deployment,
@@ -129,10 +130,41 @@ def test_a_supernode_that_dies_is_started_again(
     connections = len(node_of(client))
     os.kill(supernode, signal.SIGTERM)
     until(lambda: len(node_of(client)) > connections, 90.0)
-    assert "supernode ended" in client.text()
+    assert "somebody stopped the SuperNode; starting it again" in client.text()
     assert len(set(node_of(client))) == 1
     code, said, errors = run_demo(federation, repository, "--output-dir", "runs/second")
     assert code == 0, said + errors
+
+
+def test_a_run_survives_the_death_of_the_superlink(
+    federation: Federation, clients: list[Started], repository: Path
+) -> None:
+    """SIGKILL in mid-run: the server starts it again on its database, and the run goes on."""
+    rounds = 8
+    folder = federation.bench.folder / "state" / "runs" / "killed"
+    run = federation.bench.start(
+        "run-killed",
+        *("run", repository / "recipes" / "demo.toml", "--server", federation.control),
+        *("--ca", "certs/ca.crt", "--follow", "--clients", CLIENTS, "--output-dir", "runs/killed"),
+        *("--set", f"num-server-rounds={rounds}", "--set", "round-timeout=60"),
+    )
+    until(lambda: last_round(folder) >= 2 or run.process.poll() is not None, 120)
+    (superlink,) = children_named(federation.server.process.pid, "flower-superlink")
+    os.kill(superlink, signal.SIGKILL)
+    assert last_round(folder) < rounds - 1
+    assert run.process.wait(300) == 0, run.text() + federation.server.text()
+    assert "superlink was killed by signal 9" in federation.server.text()
+    assert f"round {rounds}/{rounds}" in run.text()
+    assert f"completed: {rounds} rounds" in run.text()
+    summary = read_summary(folder)
+    assert summary is not None
+    assert (summary["status"], summary["rounds_completed"]) == ("completed", rounds)
+    # Not with a skeleton crew: the last round had everybody.
+    assert read_metrics(folder)[-1]["replied"] == CLIENTS
+
+
+def last_round(folder: Path) -> int:
+    return max((entry["round"] for entry in read_metrics(folder)), default=-1)
 
 
 def children_named(parent: int, name: str) -> list[int]:
