@@ -140,6 +140,7 @@ def test_a_run_survives_the_death_of_the_superlink(
     federation: Federation, clients: list[Started], repository: Path
 ) -> None:
     """SIGKILL in mid-run: the server starts it again on its database, and the run goes on."""
+    del clients
     rounds = 8
     folder = federation.bench.folder / "state" / "runs" / "killed"
     run = federation.bench.start(
