@@ -1,7 +1,7 @@
 """Local training: K steps of SGD on one client, or on a batch of clients at once."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from strategies.bounding import clip
 from tasks.flat_model import FlatModel
-from tasks.shards import Shard
+from tasks.shards import ExampleShard, Shard
 
 # What the batch and the parameters of the clients trained together may take, in bytes.
 _CHUNK_BYTES = 32 * 2**20
@@ -197,21 +197,59 @@ def _batches(
             yield x, y, weights
         return
     all_of_them = all(n == shard.num_examples for n, shard in zip(counts, shards, strict=True))
+    x, y = (one.new_empty(*weights.shape, *one.shape) for one in shards[0].example)
+    fill = _one_gather(shards, spec, generators) or _shard_by_shard(shards, spec, generators)
+    for step in range(spec.steps):
+        # Where every client uses all it has, the first batch serves for every step.
+        if step == 0 or not all_of_them:
+            fill(x, y)
+        yield x, y, weights
+
+
+Fill = Callable[[Tensor, Tensor], None]
+
+
+def _one_gather(
+    shards: Sequence[Shard], spec: LocalSteps, generators: Sequence[np.random.Generator]
+) -> Fill | None:
+    """Fills a step's batches by one copy out of the data set; None unless all share one."""
+    parts = [shard for shard in shards if isinstance(shard, ExampleShard)]
+    data_set = parts[0].data_set if parts else None
+    if data_set is None or any(part.data_set is not data_set for part in parts):
+        return None
+    if len(parts) < len(shards):
+        return None
+
+    def fill(x: Tensor, y: Tensor) -> None:
+        rows = np.empty(y.shape[:2], dtype=np.int64)
+        for own, part, generator in zip(rows, parts, generators, strict=True):
+            drawn = part.rows(generator, spec.batch_size)
+            own[: len(drawn)] = drawn
+            own[len(drawn) :] = drawn[0]  # the padding: see _pad
+        index = torch.from_numpy(rows.reshape(-1))
+        torch.index_select(data_set.x, 0, index, out=x.flatten(0, 1))
+        torch.index_select(data_set.y, 0, index, out=y.flatten(0, 1))
+
+    return fill
+
+
+def _shard_by_shard(
+    shards: Sequence[Shard], spec: LocalSteps, generators: Sequence[np.random.Generator]
+) -> Fill:
     streams = [
         iter(shard.batches(generator, spec.batch_size, spec.steps))
         for shard, generator in zip(shards, generators, strict=True)
     ]
-    x, y = (one.new_empty(*weights.shape, *one.shape) for one in shards[0].example)
-    for step in range(spec.steps):
-        # Where every client uses all it has, the first batch serves for every step.
-        if step == 0 or not all_of_them:
-            own_x, own_y = zip(*map(next, streams), strict=True)
-            _fill(x, own_x)
-            _fill(y, own_y)
-        yield x, y, weights
+
+    def fill(x: Tensor, y: Tensor) -> None:
+        own_x, own_y = zip(*map(next, streams), strict=True)
+        _pad(x, own_x)
+        _pad(y, own_y)
+
+    return fill
 
 
-def _fill(rows: Tensor, parts: tuple[Tensor, ...]) -> None:
+def _pad(rows: Tensor, parts: tuple[Tensor, ...]) -> None:
     """Each client's part [n_i, ...] into its rows [B, n, ...], n_i <= n."""
     if all(part.shape[0] == rows.shape[1] for part in parts):
         torch.stack(parts, out=rows)

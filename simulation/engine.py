@@ -30,6 +30,7 @@ from client_app.private_update import noised_models
 from client_app.training import client_generator, train_clients
 from server_app.config import RunConfig
 from server_app.privacy_checks import claims_privacy
+from simulation.memory import keep_freed_memory
 from tasks.problem import Problem
 from tasks.shards import Shard
 
@@ -53,6 +54,7 @@ class EngineGrid(Grid):
                 f"task = {config.task} is not allowed in a simulation: the examples are on the "
                 "nodes; use blackthorn cluster"
             )
+        keep_freed_memory()
         self.config = config
         self.problem = problem
         self._shards = problem.shards()

@@ -8,7 +8,9 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
 ExampleLoss = Callable[[Tensor, Tensor], Tensor]
-Descent = Callable[[Tensor, Tensor, Tensor, Tensor, int, float, float], tuple[Tensor, Tensor]]
+Descent = Callable[
+    [Tensor, Tensor, Tensor, Tensor, int, float, float], tuple[Tensor, Tensor] | None
+]
 LossAndGradient = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 BATCHINGS = ("vmap", "loop")
 
@@ -30,7 +32,8 @@ class FlatModel:
     used in place of automatic differentiation. One that knows a whole descent can have
     ``analytic_descent(start [d], x, y, weights, steps, learning_rate, weight_decay)``, which gives
     the parameters [B, d] after that many steps on the same batch, each along its gradient plus
-    weight_decay · w, and the sums of the losses before the steps [B].
+    weight_decay · w, and the sums of the losses before the steps [B]; or None where step after
+    step is less work.
     """
 
     def __init__(

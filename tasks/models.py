@@ -3,6 +3,8 @@
 import math
 import re
 from collections import OrderedDict
+from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -53,35 +55,97 @@ class SoftmaxRegression(nn.Sequential):
         steps: int,
         learning_rate: float,
         weight_decay: float,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor] | None:
         """``steps`` steps of full-batch descent from ``start`` [d]; see FlatModel.
 
-        Every gradient R_kᵀ X is a combination of the n inputs, so that W_k = s^k W_0 − η S_kᵀ X
-        with s = 1 − η · weight_decay and S_{k+1} = s S_k + R_k [n, C]: each step needs the n x n
-        Gram matrix X Xᵀ alone, and the inputs are read three times in all.
+        Every gradient R_k X is a combination of the n inputs, so that W_k = s^k W_0 − η S_k X
+        with s = 1 − η · weight_decay and S_{k+1} = s S_k + R_k [C, n]: each step needs the n x n
+        Gram matrix X Xᵀ alone, and the inputs are read three times in all. None where the Gram
+        matrix is more work than the steps it saves.
         """
         inputs = x.flatten(2)
-        classes = self._classes
+        classes, n = self._classes, inputs.shape[1]
+        if n + 2 * classes > 2 * classes * steps:
+            return None
         matrix = start[:-classes].view(classes, -1)
         bias = start[-classes:].repeat(len(x), 1)
-        products = inputs @ matrix.T
+        # Classes before examples: softmax over the last of a few numbers is seven times slower.
+        products = (inputs.flatten(0, 1) @ matrix.T).view(len(x), n, classes)
+        products = products.transpose(1, 2).contiguous()
         gram = torch.bmm(inputs, inputs.transpose(1, 2))
+        labels, share = y[:, None], weights[:, None]
         combined, total = torch.zeros_like(products), start.new_zeros(len(x))
         shrink = 1 - learning_rate * weight_decay
         for _ in range(steps):
-            logs = torch.log_softmax(products + bias[:, None], dim=2)
-            total -= (weights * logs.gather(2, y[:, :, None])[:, :, 0]).sum(dim=1)
-            residuals = logs.exp().scatter_add_(2, y[:, :, None], -torch.ones_like(logs[:, :, :1]))
-            residuals *= weights[:, :, None]
-            combined = shrink * combined + residuals
-            products = torch.baddbmm(products, gram, residuals, beta=shrink, alpha=-learning_rate)
-            bias = shrink * bias - learning_rate * residuals.sum(dim=1)
+            logs = torch.log_softmax(products + bias[:, :, None], dim=1)
+            total -= (weights * logs.gather(1, labels)[:, 0]).sum(dim=1)
+            residuals = logs.exp_().scatter_add_(1, labels, -torch.ones_like(logs[:, :1]))
+            residuals *= share
+            combined.mul_(shrink).add_(residuals)
+            products = torch.baddbmm(products, residuals, gram, beta=shrink, alpha=-learning_rate)
+            bias.mul_(shrink).sub_(residuals.sum(dim=2), alpha=learning_rate)
         params = start.new_empty(len(x), len(start))
-        moved = params[:, :-classes].view(len(x), classes, -1)
-        torch.bmm(combined.transpose(1, 2), inputs, out=moved)
-        moved.mul_(-learning_rate).add_(matrix, alpha=shrink**steps)
+        # The product into a matrix of its own: rows that are not adjacent would cost a loop.
+        moved = torch.bmm(combined, inputs).flatten(1)
+        torch.add(
+            start[:-classes] * shrink**steps, moved, alpha=-learning_rate, out=params[:, :-classes]
+        )
         params[:, -classes:] = bias
         return params, total
+
+
+class Perceptron(nn.Sequential):
+    """Linear layers of the given widths with ReLU between them, on flattened inputs, whose
+    cross-entropy has a gradient in closed form (for that loss alone, as in SoftmaxRegression)."""
+
+    def __init__(self, inputs: int, hidden: Sequence[int], outputs: int) -> None:
+        layers: OrderedDict[str, nn.Module] = OrderedDict(flatten=nn.Flatten())
+        widths = [inputs, *hidden, outputs]
+        for number, (before, after) in enumerate(pairwise(widths[:-1]), start=1):
+            layers[f"hidden{number}"] = nn.Linear(before, after)
+            layers[f"relu{number}"] = nn.ReLU()
+        layers["output"] = nn.Linear(widths[-2], outputs)
+        super().__init__(layers)
+        self._shapes = [(after, before) for before, after in pairwise(widths)]
+
+    def analytic_loss_and_gradient(
+        self, params: Tensor, x: Tensor, y: Tensor, weights: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Cross-entropies [B] and their gradients [B, d]; see FlatModel.
+
+        With the units before the examples, h_0 = Xᵀ [B, p, n]: h_l = ReLU(W_l h_{l-1} + b_l), and
+        backwards D_L = (softmax − e_y) · weights, ∇_{W_l} = D_l h_{l-1}ᵀ, ∇_{b_l} = D_l 1 and
+        D_{l-1} = W_lᵀ D_l where h_{l-1} > 0, else 0.
+        """
+        matrices, biases = self._layers(params)
+        before = [x.flatten(2).transpose(1, 2)]
+        for matrix, bias in zip(matrices, biases, strict=True):
+            units = torch.bmm(matrix, before[-1]).add_(bias[:, :, None])
+            before.append(units.relu_() if len(before) < len(matrices) else units)
+        labels = y[:, None]
+        logs = torch.log_softmax(before.pop(), dim=1)
+        losses = -(weights * logs.gather(1, labels)[:, 0]).sum(dim=1)
+        deltas = logs.exp_().scatter_add_(1, labels, -torch.ones_like(logs[:, :1]))
+        deltas *= weights[:, None]
+        gradients = torch.empty_like(params)
+        into_matrices, into_biases = self._layers(gradients)
+        for layer in reversed(range(len(matrices))):
+            below = before[layer]
+            into_matrices[layer].copy_(torch.bmm(deltas, below.transpose(1, 2)))
+            torch.sum(deltas, dim=2, out=into_biases[layer])
+            if layer > 0:
+                deltas = torch.bmm(matrices[layer].transpose(1, 2), deltas)
+                deltas.masked_fill_(below <= 0, 0.0)
+        return losses, gradients
+
+    def _layers(self, vectors: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+        """Views of the matrices [B, out, in] and the biases [B, out] in ``vectors`` [B, d]."""
+        sizes = [size for out, into in self._shapes for size in (out * into, out)]
+        parts = vectors.split(sizes, dim=1)
+        matrices = [
+            part.unflatten(1, shape) for part, shape in zip(parts[::2], self._shapes, strict=True)
+        ]
+        return matrices, list(parts[1::2])
 
 
 class SmallCNN(nn.Sequential):
@@ -144,7 +208,7 @@ def _architecture(name: str, input_shape: tuple[int, ...], num_classes: int) -> 
         return SoftmaxRegression(math.prod(input_shape), num_classes)
     if _MLP.fullmatch(name):
         widths = [int(width) for width in name.split("-")[1:]]
-        return _perceptron(math.prod(input_shape), widths, num_classes)
+        return Perceptron(math.prod(input_shape), widths, num_classes)
     if name == "cnn":
         if len(input_shape) != 3 or min(input_shape[1:]) < 4:
             raise ValueError(
@@ -153,16 +217,6 @@ def _architecture(name: str, input_shape: tuple[int, ...], num_classes: int) -> 
             )
         return SmallCNN(input_shape, num_classes)
     raise ValueError(f"model {name!r} is unknown: allowed are {', '.join(MODEL_NAMES)}")
-
-
-def _perceptron(inputs: int, widths: list[int], outputs: int) -> nn.Module:
-    layers: OrderedDict[str, nn.Module] = OrderedDict(flatten=nn.Flatten())
-    for number, width in enumerate(widths, start=1):
-        layers[f"hidden{number}"] = nn.Linear(inputs, width)
-        layers[f"relu{number}"] = nn.ReLU()
-        inputs = width
-    layers["output"] = nn.Linear(inputs, outputs)
-    return nn.Sequential(layers)
 
 
 def _initialise(module: nn.Module, generator: torch.Generator) -> None:

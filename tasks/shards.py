@@ -69,9 +69,20 @@ class ExampleShard:
         if size == 0 or size >= self.num_examples:
             chosen = self.examples
         else:
-            rows = generator.choice(self.num_examples, size, replace=False)
-            chosen = self._examples.select(rows if self._indices is None else self._indices[rows])
+            chosen = self._examples.select(self.rows(generator, size))
         return chosen.x, chosen.y
+
+    def rows(self, generator: np.random.Generator, size: int) -> np.ndarray:
+        """Where the examples of a batch are in ``data_set``, int64 [b]: what ``batch`` draws."""
+        if 0 < size < self.num_examples:
+            drawn = generator.choice(self.num_examples, size, replace=False)
+            return drawn if self._indices is None else self._indices[drawn]
+        return np.arange(self.num_examples) if self._indices is None else self._indices
+
+    @property
+    def data_set(self) -> Examples:
+        """The examples that the shard is a part of."""
+        return self._examples
 
     def batches(
         self, generator: np.random.Generator, size: int, steps: int

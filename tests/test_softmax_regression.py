@@ -104,3 +104,22 @@ def test_drawn_batches_and_clipped_steps_do_not_take_the_shortcut() -> None:
     assert not torch.allclose(full, drawn)
     assert float(torch.linalg.vector_norm(clipped)) <= 3 * 0.3 * 0.01 * (1 + 1e-9)
     assert np.isfinite(full.numpy()).all()
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 40])
+def test_the_shortcut_is_left_where_step_after_step_is_less_work(steps: int) -> None:
+    """9 examples and 4 classes: from 3 steps on the Gram matrix pays; either way the same."""
+    model = logistic(torch.float64)
+    generator = torch.Generator().manual_seed(4)
+    start = torch.randn(model.dimension, generator=generator, dtype=torch.float64)
+    x, y = examples(0, 9)
+    weights = torch.full((1, 9), 1 / 9, dtype=torch.float64)
+    descended = model.descent(start, x[None], y[None], weights, steps, 0.3, 0.01)
+    assert (descended is None) == (steps < 3)
+    spec = LocalSGD(steps, 0, 0.3, 0.01)
+    shard = ExampleShard(Examples(x, y))
+    (found,), _ = train_clients(model, start, [shard], spec, [client_generator(0, 1, 0)])
+    w = start.clone()
+    for _ in range(steps):
+        w -= 0.3 * (by_hand(w, x.double(), y, weights[0])[1] + 0.01 * w)
+    torch.testing.assert_close(found, w, rtol=1e-11, atol=1e-11)
