@@ -10,8 +10,9 @@ from rich.table import Table
 from launch.recipes import recipe_config
 from launch.simulate import simulate
 from server_app.plots import plot_accuracies
-from server_app.run_folder import read_metrics, write_atomically
+from server_app.run_folder import read_metrics
 from server_app.run_report import REPORT
+from strategies.durable_file import replace_file
 
 RULES = ("mean", "rage")
 
@@ -36,7 +37,7 @@ def demo(recipe: Path, folder: Path, console: Console) -> dict[str, dict[str, An
     runs = {rule: read_metrics(folder / rule) for rule in RULES}
     plot = plot_accuracies(runs, folder / "accuracy.png")
     summary = (folder / "rage" / "summary.json").read_bytes()
-    write_atomically(folder / "summary.json", summary)
+    replace_file(folder / "summary.json", summary)
     console.print(f"Plot: {plot}", markup=False, highlight=False)
     console.print(_next_steps(recipe, folder), markup=False, highlight=False, soft_wrap=True)
     return summaries

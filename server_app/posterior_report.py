@@ -15,7 +15,7 @@ from server_app.posterior_diagnostics import Diagnosis, collect_traces, diagnose
 from server_app.posterior_plots import plot_autocorrelation, plot_reliability, plot_traces
 from server_app.posterior_store import FOLDER, read_samples, sample_rounds
 from server_app.prediction import predict_with
-from server_app.run_folder import write_atomically
+from strategies.durable_file import replace_file
 from strategies.wasserstein import gaussian_distance
 from tasks.bayes_linear import BayesLinear
 from tasks.labelled import LabelledTask
@@ -61,7 +61,7 @@ def _mixing(run: Path, problem: Problem) -> dict[str, Any]:
     diagnoses = diagnose(traces)
     rows = [{k: _number(v) for k, v in asdict(d).items()} for d in diagnoses]
     text = json.dumps(rows, indent=2) + "\n"
-    write_atomically(run / FOLDER / "diagnostics.json", text.encode())
+    replace_file(run / FOLDER / "diagnostics.json", text.encode())
     if traces.values.shape[1] > 1:
         plot_traces(traces, run / "plots" / "trace.png")
         plot_autocorrelation(traces, run / "plots" / "autocorrelation.png")

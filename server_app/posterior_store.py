@@ -18,7 +18,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from server_app.run_folder import write_atomically
+from strategies.durable_file import replace_file
 
 FOLDER = "posterior"
 _STATE = "store.json"
@@ -67,7 +67,7 @@ class PosteriorStore:
         if slot is not None:
             labels = {"round": str(server_round), "number": str(self.offered), **about}
             arrays = {name: np.ascontiguousarray(value) for name, value in state.items()}
-            write_atomically(self.folder / _file_name(slot), save(arrays, metadata=labels))
+            replace_file(self.folder / _file_name(slot), save(arrays, metadata=labels))
         self.offered += 1
         self._last_round = server_round
         self._write_state()
@@ -103,7 +103,7 @@ class PosteriorStore:
 
     def _write_state(self) -> None:
         state = {**self._rule, "offered": self.offered, "last_round": self._last_round}
-        write_atomically(self.folder / _STATE, (json.dumps(state, indent=2) + "\n").encode())
+        replace_file(self.folder / _STATE, (json.dumps(state, indent=2) + "\n").encode())
 
 
 def sample_rounds(run: Path) -> list[int]:

@@ -18,6 +18,7 @@ from server_app.config import ConfigError, RunConfig, to_mapping
 from server_app.privacy_checks import claims_privacy
 from server_app.tracking import Tracker
 from strategies import RoundReport
+from strategies.durable_file import replace_file
 
 METRICS = "metrics.jsonl"
 OPERATOR = "operator.jsonl"
@@ -133,7 +134,7 @@ class RunFolder:
 
     def save_model(self, state: Mapping[str, np.ndarray], name: str) -> None:
         """Write checkpoints/NAME.safetensors as a whole or not at all."""
-        write_atomically(
+        replace_file(
             self.path / "checkpoints" / f"{name}.safetensors",
             save({key: np.ascontiguousarray(value) for key, value in state.items()}),
         )
@@ -173,7 +174,7 @@ def _what_ran(config: RunConfig) -> dict[str, Any]:
 
 def _write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
     text = json.dumps(finite(dict(summary)), indent=2) + "\n"
-    write_atomically(folder / SUMMARY, text.encode())
+    replace_file(folder / SUMMARY, text.encode())
 
 
 def read_summary(folder: Path) -> dict[str, Any] | None:
@@ -275,17 +276,6 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
         return []
     complete = path.read_text(encoding="utf-8").rpartition("\n")[0]
     return [json.loads(line) for line in complete.splitlines() if line]
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """Write `data` beside `path`, flush it to disk, then rename: never half a file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.part")
-    with temporary.open("wb") as stream:
-        stream.write(data)
-        stream.flush()
-        os.fsync(stream.fileno())
-    temporary.replace(path)
 
 
 def finite(value: Any) -> Any:

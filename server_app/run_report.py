@@ -14,10 +14,10 @@ from markupsafe import Markup
 from server_app import report_facts as facts
 from server_app.posterior_store import FOLDER as POSTERIOR
 from server_app.report_page import PAGE, STYLE
-from server_app.run_folder import write_atomically
 from server_app.run_plots import FOLDER as PLOTS
 from server_app.run_plots import draw_plots
 from server_app.run_record import RunRecord, read_record
+from strategies.durable_file import replace_file
 
 logger = logging.getLogger("blackthorn")
 
@@ -89,7 +89,7 @@ def write_report(folder: Path) -> Path:
     record = read_record(folder)
     draw_plots(record)
     path = folder / REPORT
-    write_atomically(path, render(record).encode())
+    replace_file(path, render(record).encode())
     return path
 
 

@@ -6,22 +6,28 @@ Here every reply is pulled on its own, in its own thread, and the deadline is ou
 reply may weigh (`reply_pull.py`).
 """
 
+import contextlib
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+import grpc
 from flwr.app import Message
 from flwr.serverapp import Grid
 
+from .link import LinkDown, call_within
 from .reply_pull import UNFINISHED, Allowance, ReplyRefused, pull_reply
 
 LATE = "no reply by the deadline"
 UNSENT = "the message could not be sent"
+_SURPLUS = "enough others had answered"
 
 # Polling is cheap (one small request a reply), but a large cohort must not flood the server.
 _POLL_SECONDS = 0.1
 _POLL_SECONDS_PER_MESSAGE = 0.004
+# Between two looks at what the threads have found.
+_ARRIVAL_SECONDS = 0.02
 
 
 @dataclass(frozen=True)
@@ -31,6 +37,16 @@ class Delivery:
     client: int
     message: Message | None
     problem: str = ""
+    # Nobody waits for this reply any more: there are enough without it.
+    surplus: bool = False
+
+
+@dataclass(frozen=True)
+class Enough:
+    """A round is over when `number` replies are in that pass `counts`."""
+
+    number: int
+    counts: Callable[[Delivery], bool]
 
 
 def exchange(
@@ -47,6 +63,38 @@ def exchange(
     return [reply.delivery() for reply in awaited]
 
 
+def exchange_until(
+    grid: Grid,
+    messages: Sequence[Message],
+    clients: Sequence[int],
+    timeout: float,
+    enough: Enough,
+) -> list[Delivery]:
+    """As `exchange`, but no longer than until there are enough; the rest is surplus.
+
+    Who answers first counts; in one process, where all answer at once, who was asked first. The
+    Deliveries are by ascending client.
+    """
+    pending = send(grid, messages, clients, timeout)
+    found: list[Delivery] = []
+    good = 0
+    while pending and good < enough.number:
+        waiting = []
+        for reply in pending:
+            if good >= enough.number or not reply.over():
+                waiting.append(reply)
+                continue
+            found.append(reply.delivery())
+            good += enough.counts(found[-1])
+        if len(waiting) == len(pending):
+            time.sleep(_ARRIVAL_SECONDS)
+        pending = waiting
+    for reply in pending:
+        reply.abandon()
+        found.append(Delivery(reply.client, None, _SURPLUS, surplus=True))
+    return sorted(found, key=lambda delivery: delivery.client)
+
+
 def send(
     grid: Grid, messages: Sequence[Message], clients: Sequence[int], timeout: float
 ) -> "list[AwaitedReply]":
@@ -61,7 +109,9 @@ def send(
         replies = grid.send_and_receive(messages, timeout=timeout)
         deliveries = attribute_replies(replies, messages, clients)
         return [AwaitedReply(delivery.client, deadline, delivery) for delivery in deliveries]
-    message_ids: list[str | None] = list(grid.push_messages(messages))
+    message_ids: list[str | None] = []
+    with contextlib.suppress(LinkDown):
+        message_ids = list(call_within(grid, lambda: grid.push_messages(messages), timeout))
     if len(message_ids) != len(messages):
         # Nothing tells which of them the server took.
         message_ids = [None] * len(messages)
@@ -111,7 +161,7 @@ class AwaitedReply:
     """
 
     def __init__(self, client: int, deadline: float, result: Delivery | None = None) -> None:
-        self._client = client
+        self.client = client
         self._deadline = deadline
         self._late = LATE
         self._result = result
@@ -133,11 +183,15 @@ class AwaitedReply:
         """Whether there is a result or the deadline has passed."""
         return self._settled.is_set() or time.monotonic() >= self._deadline
 
+    def abandon(self) -> None:
+        """Stop looking."""
+        self._deadline = 0.0
+
     def delivery(self) -> Delivery:
         """What came, or that nothing did. Raises what the grid raises when the run is over."""
         if self._stop is not None:
             raise self._stop
-        return self._result or Delivery(self._client, None, self._late)
+        return self._result or Delivery(self.client, None, self._late)
 
     def _look(self, grid: Grid, message: Message, message_id: str, interval: float) -> None:
         allowance = Allowance.for_reply_to(message)
@@ -148,14 +202,16 @@ class AwaitedReply:
                 )
                 if reply is not None:
                     _check_answers(reply, message, message_id)
-                    self._settle(Delivery(self._client, reply))
+                    self._settle(Delivery(self.client, reply))
                     return
             except ReplyRefused as refusal:
-                self._settle(Delivery(self._client, None, str(refusal)))
+                self._settle(Delivery(self.client, None, str(refusal)))
                 return
+            except grpc.RpcError:  # the SuperLink restarts, perhaps: the reply will be there later
+                pass
             except Exception as error:  # whatever a client put into its reply ends here
                 reason = f"the reply cannot be read: {type(error).__name__}: {error}"
-                self._settle(Delivery(self._client, None, reason))
+                self._settle(Delivery(self.client, None, reason))
                 return
             except BaseException as stop:  # Flower's way to say that the run was stopped
                 self._stop = stop

@@ -7,7 +7,7 @@ is the client's (`identity = "node"`).
 
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,6 +15,7 @@ from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
 from .delivery import AwaitedReply, Delivery, send
+from .link import LinkDown, call_within
 from .screening import RejectedReply, content_of, one_line, read_count, scalar_metrics
 
 CLIENT_ID = "client-id"
@@ -84,13 +85,34 @@ class ClientRegistry:
         """Nodes that were asked and have neither answered nor missed their time."""
         return set(self._asked)
 
+    def values(self) -> list[list[int]]:
+        """Client, last node and declared count of everybody who was asked, for `restore`."""
+        return [
+            [client.client_id, client.node_id, client.num_examples]
+            for client in self._clients.values()
+            if client.num_examples is not None
+        ]
+
+    def restore(self, values: Iterable[Sequence[int]]) -> None:
+        """Go on with the clients of another registry: they are the population.
+
+        A client is connected once its node is there again, or another says that it holds it.
+        """
+        for client_id, node_id, num_examples in values:
+            self._clients[client_id] = Client(client_id, node_id, num_examples)
+
     def refresh(self, grid: Grid, timeout: float) -> set[int]:
         """See who is connected, ask the nodes not seen yet, take in who has answered.
 
-        Never waits: a node may answer within `timeout` seconds, and is taken in by a later call.
+        Does not wait for nodes: one may answer within `timeout` seconds, and is taken in by a
+        later call. A SuperLink that is silent for so long leaves everything as it was.
         Returns the nodes that were asked.
         """
-        self._online = set(grid.get_node_ids())
+        try:
+            self._online = set(call_within(grid, grid.get_node_ids, timeout))
+        except LinkDown as error:
+            logger.warning("who is connected is not known: %s", error)
+            return set()
         if self._identity == "node":
             new_nodes = self._online - self._clients.keys()
             self._clients.update((node, Client(node, node, None)) for node in new_nodes)

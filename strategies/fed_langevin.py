@@ -4,7 +4,7 @@ import logging
 import secrets
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Literal, Unpack
+from typing import Any, Literal, Unpack
 
 import torch
 
@@ -90,6 +90,19 @@ class FedLangevin(FederatedStrategy):
         self._shares, self._total = shares(counts), sum(counts.values())
         if self._scheme == "without-replacement":
             require_balance(self._shares)
+
+    def own_values(self) -> dict[str, Any]:
+        """The population, and the seed of the noise that all clients share."""
+        return {
+            "shared_seed": self._shared_seed,
+            "total": self._total,
+            "shares": [[client, share] for client, share in self._shares.items()],
+        }
+
+    def restore_own(self, values: Mapping[str, Any]) -> None:
+        """The same posterior and noise: who has enrolled since is not asked."""
+        self._shared_seed, self._total = values["shared_seed"], values["total"]
+        self._shares = dict(values["shares"])
 
     def draw_cohort(self, clients: Sequence[int], server_round: int) -> list[int]:
         """The round's clients, ascending, each once; how often it counts is kept."""

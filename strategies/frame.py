@@ -22,15 +22,22 @@ from flwr.serverapp.strategy import Result, Strategy
 from .aggregation import Aggregate
 from .aggregators import Aggregator, weighted_mean
 from .bounding import row_norms
-from .delivery import Delivery, attribute_replies, exchange
+from .delivery import Delivery, Enough, attribute_replies, exchange, exchange_until
 from .enrolment import CLIENT_ID, Client, ClientRegistry
 from .federated_evaluation import average_metrics
 from .global_model import GlobalModel
 from .inbox import screen_inbox
 from .learning_rate import LocalRate
 from .output_iterate import IterateKeeper, OutputIterate
-from .participation import FullParticipation, Participation, participation_generator
+from .participation import (
+    FullParticipation,
+    Participation,
+    participation_generator,
+    send_order,
+)
+from .quorum import QuorumWatch
 from .reports import RoundReport
+from .run_state import RunState
 from .screening import Contribution
 from .server_step import ServerStep
 
@@ -64,6 +71,9 @@ class FrameOptions(TypedDict, total=False):
         (120); the run goes on with fewer if there are at least min_replies. With identity
         "query" or "key" the ids are 0 to num_clients - 1, and others are refused.
     min_replies: accepted replies below which a round leaves the model as it was (1).
+    fail_after: rounds in a row below that quorum after which `start` gives up (None: never).
+    enough_replies: accepted replies that end a round before its deadline; who has not answered by
+        then is surplus (None: everybody is waited for).
     evaluate_every: rounds between evaluations (1).
     output: which iterate `start` hands out (OutputIterate(), the last).
     seed: of the sampling of cohorts and of whatever the rule draws (0).
@@ -79,6 +89,8 @@ class FrameOptions(TypedDict, total=False):
     num_clients: int
     start_timeout: float
     min_replies: int
+    fail_after: int | None
+    enough_replies: int | None
     evaluate_every: int
     output: OutputIterate
     seed: int
@@ -114,6 +126,8 @@ class FederatedStrategy(Strategy):
         num_clients: int = 2,
         start_timeout: float = 120.0,
         min_replies: int = 1,
+        fail_after: int | None = None,
+        enough_replies: int | None = None,
         evaluate_every: int = 1,
         output: OutputIterate | None = None,
         seed: int = 0,
@@ -128,6 +142,8 @@ class FederatedStrategy(Strategy):
         self._num_clients = num_clients
         self._start_timeout = start_timeout
         self._min_replies = min_replies
+        self._quorum_watch = QuorumWatch(fail_after)
+        self._enough_replies = enough_replies
         self._evaluate_every = evaluate_every
         self._output = output or OutputIterate()
         self._seed = seed
@@ -136,6 +152,8 @@ class FederatedStrategy(Strategy):
         self._local_lr = self._rate.initial
         self._accuracy: float | None = None
         self._model: GlobalModel | None = None
+        self._iterates = IterateKeeper(self._output, 1, seed)
+        self._round = 0
         self.output_round = 0
         self._broadcast = _Broadcast(0, [], [], 0.0)
         self._evaluation = _Broadcast(0, [], [], 0.0)
@@ -200,13 +218,20 @@ class FederatedStrategy(Strategy):
         del cohort
         return {}
 
-    def rounds_allowed(self, num_rounds: int) -> int:
-        """How many of the rounds wanted a run may have."""
+    def rounds_allowed(self, num_rounds: int, done: int = 0) -> int:  # noqa: ARG002
+        """How many of the rounds wanted a run may have that has had `done` of them."""
         return num_rounds
 
     def must_stop(self) -> bool:
         """Whether the run ends here, before its last round."""
         return False
+
+    def own_values(self) -> dict[str, Any]:
+        """What a subclass has to remember between rounds, in JSON's types."""
+        return {}
+
+    def restore_own(self, values: Mapping[str, Any]) -> None:
+        """Go on from `own_values`; called when the clients have enrolled."""
 
     @property
     def confidential(self) -> bool:
@@ -224,38 +249,59 @@ class FederatedStrategy(Strategy):
         train_config: ConfigRecord | None = None,
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: EvaluateFn | None = None,
+        from_state: RunState | None = None,
     ) -> Result:
         """Run `num_rounds` rounds; the arguments and the result are those of Flower's strategies.
 
         `timeout` is the deadline of one round's replies, in seconds. Without `evaluate_fn` the
         clients evaluate the model on their held-out examples. The result's arrays are those of
-        the output iterate; `output_round` says after how many rounds it arose.
-        Raises NotEnoughClients if too few clients connect in time.
+        the output iterate; `output_round` says after how many rounds it arose. `from_state`: what
+        `state()` was in another process, from the same initial arrays and options: the run goes on
+        with the next round, and the result holds the metrics of those that were left.
+        Raises NotEnoughClients if too few clients connect in time, NotEnoughReplies after
+        `fail_after` rounds in a row below the quorum.
         """
         self.summary()
         result = Result()
-        self._model = GlobalModel.of(initial_arrays)
-        self._local_lr, self._accuracy = self._rate.initial, None
-        num_rounds = self.rounds_allowed(num_rounds)
-        self._enrol_all(grid)
-        chosen = IterateKeeper(self._output, num_rounds, self._seed)
-        chosen.see(0, initial_arrays, self._evaluate_initial(result, initial_arrays, evaluate_fn))
-        for server_round in range(1, num_rounds + 1):
+        num_rounds = self._begin(grid, initial_arrays, num_rounds, from_state)
+        if from_state is None:
+            metrics = self._evaluate_initial(result, initial_arrays, evaluate_fn)
+            self._iterates.see(0, initial_arrays, metrics)
+        for server_round in range(self._round + 1, num_rounds + 1):
             self._send_round(server_round, train_config, grid, timeout)
-            inbox = exchange(grid, self._broadcast.messages, self._broadcast.clients, timeout)
-            report = self._close_round(inbox)
+            report = self._close_round(self._collect(grid, timeout))
             result.train_metrics_clientapp[server_round] = report.metric_record()
             if server_round % self._evaluate_every == 0 or server_round == num_rounds:
                 self._evaluate(report, result, grid, timeout, evaluate_config, evaluate_fn)
             self._local_lr = self._rate.after_round(
                 self._local_lr, self._note_accuracy(report.metrics)
             )
-            chosen.see(server_round, self._model.arrays(), report.metrics)
+            self._iterates.see(server_round, self._require_model().arrays(), report.metrics)
+            self._round = server_round
             self._publish(report)
+            self._quorum_watch.see(report)
             if self.must_stop():
                 break
-        result.arrays, self.output_round = chosen.arrays, chosen.server_round
+        result.arrays, self.output_round = self._iterates.arrays, self._iterates.server_round
         return result
+
+    def state(self) -> RunState:
+        """Where the run stands after the round that was published last, for `start`.
+
+        The arrays are views: write them down before the next round begins.
+        """
+        model, iterates = self._require_model(), self._iterates
+        arrays = model.moving_parts()
+        if iterates.server_round != self._round:
+            arrays["output"] = model.vector(iterates.arrays).numpy()
+        values = {
+            "local_lr": self._local_lr,
+            "accuracy": self._accuracy,
+            "clients": self._registry.values(),
+            "output": iterates.values(),
+            "own": self.own_values(),
+        }
+        return RunState(self._round, arrays, values)
 
     def summary(self) -> None:
         """Log which strategy runs, and with what."""
@@ -307,6 +353,32 @@ class FederatedStrategy(Strategy):
         return average_metrics(self._evaluation.sort(replies), self._capped)
 
     # The steps of a round.
+
+    def _begin(
+        self, grid: Grid, initial: ArrayRecord, num_rounds: int, state: RunState | None
+    ) -> int:
+        """Set up the run, or where it stood, and wait for the clients; its rounds' number."""
+        self._model = GlobalModel.of(initial)
+        self._local_lr, self._accuracy = self._rate.initial, None
+        self._round = 0 if state is None else state.server_round
+        num_rounds = self.rounds_allowed(num_rounds, self._round)
+        self._iterates = IterateKeeper(self._output, num_rounds, self._seed)
+        if state is not None:
+            self._restore(state)
+        if self._round < num_rounds:
+            self._enrol_all(grid)
+        if state is not None:
+            self.restore_own(state.values["own"])
+        return num_rounds
+
+    def _restore(self, state: RunState) -> None:
+        model, arrays = self._require_model(), dict(state.arrays)
+        output = arrays.pop("output", None)
+        model.restore(arrays)
+        self._local_lr, self._accuracy = state.values["local_lr"], state.values["accuracy"]
+        self._registry.restore(state.values["clients"])
+        kept = model.arrays() if output is None else model.arrays_of(torch.from_numpy(output))
+        self._iterates.restore(kept, state.values["output"])
 
     def _enrol_all(self, grid: Grid) -> None:
         self._registry.wait_for(grid, self._num_clients, self._min_replies, self._start_timeout)
@@ -371,16 +443,38 @@ class FederatedStrategy(Strategy):
         # A straggler must not spend its time on a round that is over: hence the time to live.
         return Message(content, node, kind, ttl=ttl, group_id=str(server_round))
 
+    def _collect(self, grid: Grid, timeout: float) -> list[Delivery]:
+        """The replies to the broadcast; no more than are enough."""
+        sent, model, local_lr = self._broadcast, self._require_model(), self._local_lr
+        if self._enough_replies is None:
+            return exchange(grid, sent.messages, sent.clients, timeout)
+        # Clients that answer at the same time must not be preferred by their ids.
+        order = send_order(self._seed, sent.server_round, len(sent.clients))
+        return exchange_until(
+            grid,
+            [sent.messages[i] for i in order],
+            [sent.clients[i] for i in order],
+            timeout,
+            Enough(
+                self._enough_replies,
+                # A reply that will not count must not end the round for those that would.
+                lambda delivery: bool(screen_inbox([delivery], model, local_lr)[0]),
+            ),
+        )
+
     def _close_round(self, inbox: list[Delivery]) -> RoundReport:
         """Screening, bounding, aggregation and server step of the round that was broadcast."""
         model = self._require_model()
         replied = time.monotonic()
+        surplus = [delivery.client for delivery in inbox if delivery.surplus]
+        inbox = [delivery for delivery in inbox if not delivery.surplus]
         contributions, rejected = screen_inbox(inbox, model, self._local_lr)
         report = RoundReport(
             server_round=self._broadcast.server_round,
             invited=list(self._broadcast.clients),
             accepted=list(contributions),
             rejected=rejected,
+            surplus=surplus,
             local_lr=self._local_lr,
             model=model.current.clone(),
             confidential=self.confidential,
@@ -388,6 +482,7 @@ class FederatedStrategy(Strategy):
         )
         report.seconds["screening"] = time.monotonic() - replied
         if len(contributions) < self.quorum():
+            report.below_quorum = True
             report.skipped = f"{len(contributions)} replies, fewer than {self.quorum()}"
         else:
             self._update_model(model, contributions, report)

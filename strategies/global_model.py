@@ -1,5 +1,6 @@
 """The global model between rounds: its vector w, the server's buffers and the momentum."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,9 +35,16 @@ class GlobalModel:
     def arrays(self) -> ArrayRecord:
         """The model as a state_dict in Flower's form (the same object until the model moves)."""
         if self._arrays is None:
-            state = self.layout.unflatten(self.current, self.buffers)
-            self._arrays = encode_state(state)
+            self._arrays = self.arrays_of(self.current)
         return self._arrays
+
+    def arrays_of(self, vector: torch.Tensor) -> ArrayRecord:
+        """Another model w [d] in Flower's form, with the same buffers."""
+        return encode_state(self.layout.unflatten(vector, self.buffers))
+
+    def vector(self, arrays: ArrayRecord) -> torch.Tensor:
+        """w [d] of a model in Flower's form."""
+        return self.layout.flatten({name: array.numpy() for name, array in arrays.items()})
 
     def issued(self, arrays: ArrayRecord) -> bool:
         """Whether `arrays` is what `arrays()` handed out."""
@@ -45,6 +53,29 @@ class GlobalModel:
     def update(self, local: torch.Tensor, local_lr: float) -> torch.Tensor:
         """u_i = (w_t − w_i)/η_l [d] of the local model w_i, in gradient units."""
         return (self.current - local).div_(local_lr)
+
+    def moving_parts(self) -> dict[str, np.ndarray]:
+        """Views of w_t and, where there is one, v_t: what `restore` needs in another process."""
+        parts = {"model": self.current}
+        if self.velocity is not None:
+            parts["velocity"] = self.velocity
+        return {name: part.numpy() for name, part in parts.items()}
+
+    def restore(self, parts: Mapping[str, np.ndarray]) -> None:
+        """Go on from `moving_parts`; w_1 and the buffers stay those of the initial model.
+
+        Raises ValueError for vectors of another model.
+        """
+        for name, part in parts.items():
+            if part.shape != tuple(self.initial.shape) or part.dtype != self.initial.numpy().dtype:
+                raise ValueError(
+                    f"{name} is {part.dtype}{list(part.shape)}, of the model it would be "
+                    f"{self.initial.numpy().dtype}{list(self.initial.shape)}"
+                )
+        self.current = torch.from_numpy(parts["model"].copy())
+        velocity = parts.get("velocity")
+        self.velocity = None if velocity is None else torch.from_numpy(velocity.copy())
+        self._arrays = None
 
     def step(self, step: ServerStep, aggregate: torch.Tensor, local_lr: float) -> None:
         """Move w by the server step with the aggregate [d] in gradient units.
@@ -55,4 +86,5 @@ class GlobalModel:
         moved = step.apply(self.current, velocity, local_lr, self.initial)
         if not bool(torch.isfinite(moved).all()):
             raise ValueError("the model would not stay finite")
-        self.velocity, self.current, self._arrays = velocity, moved, None
+        self.velocity = velocity if step.momentum else None
+        self.current, self._arrays = moved, None

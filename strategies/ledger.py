@@ -7,11 +7,11 @@ only overstate what was spent. A later run on the same clients continues it.
 import fcntl
 import json
 import math
-import os
 from pathlib import Path
 from typing import IO, Any
 
 from .accounting import Charge, Figure, Release, spent
+from .durable_file import replace_file
 from .privacy_plan import PrivacyPlan
 
 _FORMAT = 1
@@ -94,7 +94,8 @@ class Ledger:
             self._charges.append((release, 1))
         self._epsilon_rdp = self._quick_epsilon()
         if self._path is not None:
-            _write_durably(self._path, self._content())
+            text = json.dumps(self._content(), indent=2) + "\n"
+            replace_file(self._path, text.encode())
 
     def close(self) -> None:
         """Let another run continue the file."""
@@ -181,20 +182,3 @@ def _lock(path: Path) -> IO[str]:
         stream.close()
         raise LedgerInUse(f"ledger {path} is in use by another run") from None
     return stream
-
-
-def _write_durably(path: Path, content: dict[str, Any]) -> None:
-    """Replace the file by a whole new one; file and name are on disk when this returns."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.part")
-    with temporary.open("w", encoding="utf-8") as stream:
-        json.dump(content, stream, indent=2)
-        stream.write("\n")
-        stream.flush()
-        os.fsync(stream.fileno())
-    temporary.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)

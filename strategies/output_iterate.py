@@ -1,8 +1,9 @@
 """Which iterate a run hands out: the theorems speak of a random one, not of the last."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from flwr.app import ArrayRecord
@@ -66,9 +67,19 @@ class IterateKeeper:
             self.arrays, self.server_round = arrays, server_round
             self._best = metrics or self._best
 
+    def values(self) -> dict[str, Any]:
+        """What `restore` needs beside the arrays, in JSON's types."""
+        return {"server_round": self.server_round, "wanted": self._wanted, "best": self._best}
+
+    def restore(self, arrays: ArrayRecord, values: Mapping[str, Any]) -> None:
+        """Go on from `arrays` and `values` of another keeper; what it drew stays drawn."""
+        self.arrays, self.server_round = arrays, values["server_round"]
+        self._wanted, self._best = values["wanted"], values["best"]
+
     def _keeps(self, server_round: int, metrics: dict[str, float]) -> bool:
         if self._wanted is not None:
-            return server_round == self._wanted
+            # The ones before it too: a run may end before its last round.
+            return server_round <= self._wanted
         return self._rule == "last" or self._best is None or is_better(metrics, self._best)
 
 

@@ -1,7 +1,7 @@
 """What the private strategies have in common: a bounded, noised sum with a fixed denominator."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -145,19 +145,29 @@ class PrivateAveraging(FederatedStrategy):
         kept = torch.ones(len(updates), dtype=torch.bool)
         return Aggregate(vector.to(bounded.dtype), shares, kept, 0)
 
-    def rounds_allowed(self, num_rounds: int) -> int:
+    def own_values(self) -> dict[str, Any]:
+        """How much of the ledger is earlier runs'; the charges themselves are on disk already."""
+        return {"rounds_before": self.ledger.rounds_before}
+
+    def restore_own(self, values: Mapping[str, Any]) -> None:
+        """Rounds that this run was charged before are not an earlier run's."""
+        self.ledger.rounds_before = values["rounds_before"]
+
+    def rounds_allowed(self, num_rounds: int, done: int = 0) -> int:
         """As many as the plan's T and the budget allow.
 
-        Raises ValueError for more rounds than planned, and where nothing is left of the budget.
+        Raises ValueError for more rounds than planned, and where nothing is left of the budget
+        for a run that has had none.
         """
         if num_rounds > self.privacy.rounds:
             raise ValueError(
                 f"num_rounds = {num_rounds} is not allowed: the privacy plan is for "
                 f"{self.privacy.rounds}"
             )
-        if not self.has_central_claim:
+        if not self.has_central_claim or done >= num_rounds:
             return num_rounds
-        allowed = self.ledger.rounds_allowed(self.privacy.release(), num_rounds)
+        left = self.ledger.rounds_allowed(self.privacy.release(), num_rounds - done)
+        allowed = done + left
         if allowed == 0:
             raise ValueError(
                 f"max_epsilon = {self.privacy.max_epsilon:g} is not allowed: even one more round "

@@ -28,13 +28,15 @@ class RoundReport:
     `filtered` are the accepted clients that the rule left out, `over_bound` those whose update was
     longer than `norm_bound`, the longest that the algorithm allows, in gradient units. `aggregate`
     [d] is what the rule made of the bounded updates (None: the round was skipped). `skipped` says
-    why the model was left as it was (None: it was updated). `metrics` are the evaluation's, empty
-    in rounds without. `claimed_norms` is what clients that clip say ‖u_i‖ was before they did, in
-    gradient units: instruments may show it, nothing may rely on it. `sample_epsilons` is what
-    clients with local DP-SGD say one of their examples has spent. `seconds`: wall time of the
-    phases "training" (broadcast, local training and the way back), "screening", "aggregation"
-    (bounding, the rule, noise), "server-step" and "evaluation". `confidential`: a privacy claim
-    covers the model and the metrics alone; all the rest is for the operator's eyes.
+    why the model was left as it was (None: it was updated), `below_quorum` whether for want of
+    replies. `surplus` are the invited without whom enough replies were there. `metrics` are the
+    evaluation's, empty in rounds without. `claimed_norms` is what clients that clip say ‖u_i‖ was
+    before they did, in gradient units: instruments may show it, nothing may rely on it.
+    `sample_epsilons` is what clients with local DP-SGD say one of their examples has spent.
+    `seconds`: wall time of the phases "training" (broadcast, local training and the way back),
+    "screening", "aggregation" (bounding, the rule, noise), "server-step" and "evaluation".
+    `confidential`: a privacy claim covers the model and the metrics alone; all the rest is for
+    the operator's eyes.
     """
 
     server_round: int
@@ -52,6 +54,8 @@ class RoundReport:
     sample_epsilons: dict[int, float] = field(default_factory=dict)
     aggregate: torch.Tensor | None = None
     skipped: str | None = None
+    below_quorum: bool = False
+    surplus: list[int] = field(default_factory=list)
     iterations: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
     evaluated_by: str | None = None

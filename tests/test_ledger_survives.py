@@ -116,7 +116,7 @@ def test_half_a_file_never_takes_the_ledgers_place(
         del descriptor
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("strategies.ledger.os.fsync", crash)
+    monkeypatch.setattr(os, "fsync", crash)
     with pytest.raises(KeyboardInterrupt):
         ledger.charge(plan().release())
     assert path.read_text() == before
@@ -133,7 +133,7 @@ def test_the_file_and_its_name_are_synchronised(
         synced.append(Path(f"/proc/self/fd/{descriptor}").readlink().name)
         real(descriptor)
 
-    monkeypatch.setattr("strategies.ledger.os.fsync", fsync)
+    monkeypatch.setattr(os, "fsync", fsync)
     Ledger(plan(), path).charge(plan().release())
     assert synced == [".ledger.json.part", tmp_path.name]
 

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from server_app import posterior_store, run_folder
+from server_app import posterior_store
 from server_app.config import make_config
 from server_app.posterior_recorder import PosteriorRecorder
 from server_app.posterior_store import FOLDER, PosteriorStore, read_samples, sample_rounds
+from strategies import durable_file
 from strategies.reports import RoundReport
 from tasks.problem import load_problem
 
@@ -90,14 +91,14 @@ def test_an_end_at_any_moment_leaves_whole_samples(
 
     def power_cut(path: Path, data: bytes) -> None:
         if moment == "before the count" and path.name.startswith("slot"):
-            run_folder.write_atomically(path, data)
+            durable_file.replace_file(path, data)
             return
         if moment == "half the sample":
             path.with_name(f".{path.name}.part").write_bytes(data[: len(data) // 2])
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(posterior_store, "write_atomically", power_cut)
+        patch.setattr(posterior_store, "replace_file", power_cut)
         with pytest.raises(KeyboardInterrupt):
             store.offer(7, state(7))
     there = [2, 3, 4, 5, 6] if moment != "before the count" else [3, 4, 5, 6, 7]

@@ -21,11 +21,11 @@ from server_app.run_folder import (
     read_metrics,
     read_summary,
     round_entry,
-    write_atomically,
     write_failure,
 )
 from simulation.engine import EngineGrid
 from strategies import NotEnoughClients, Rejection, RoundReport
+from strategies.durable_file import replace_file
 
 
 class NoExtras:
@@ -243,8 +243,8 @@ def test_a_line_that_is_being_written_is_left_out(tmp_path: Path) -> None:
 
 def test_writing_is_all_or_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "new" / "file.bin"
-    write_atomically(path, b"first")
-    write_atomically(path, b"second")
+    replace_file(path, b"first")
+    replace_file(path, b"second")
     assert path.read_bytes() == b"second"
     assert [p.name for p in path.parent.iterdir()] == ["file.bin"]
 
@@ -253,7 +253,7 @@ def test_writing_is_all_or_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(os, "fsync", full_disk)
     with pytest.raises(OSError, match="no space left"):
-        write_atomically(path, b"third, which is cut short")
+        replace_file(path, b"third, which is cut short")
     assert path.read_bytes() == b"second"
 
 

@@ -1,0 +1,23 @@
+"""What a run has to remember between two rounds, so that another process can go on with it.
+
+Most generators need no state: those of cohorts, rules and seeded noise are functions of the seed
+and the round, and those for privacy draw from the operating system.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class RunState:
+    """A strategy after `server_round` rounds: vectors by name, and JSON values by name.
+
+    Arrays: "model" w_{t+1} [d], "velocity" v_t [d] where there is momentum, and "output" [d], the
+    iterate to hand out, where that is another one. In the strategy's precision.
+    """
+
+    server_round: int
+    arrays: dict[str, np.ndarray]
+    values: dict[str, Any]
