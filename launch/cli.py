@@ -319,8 +319,17 @@ def main() -> None:
         from server_app.run import RunFailed
         from strategies import NotEnoughClients
         from strategies.ledger import LedgerInUse
+        from strategies.quorum import NotEnoughReplies
 
-        known = RunFailed | NotEnoughClients | LedgerInUse | DeploymentError | Refused | NotYet
+        known = (
+            RunFailed
+            | NotEnoughClients
+            | NotEnoughReplies
+            | LedgerInUse
+            | DeploymentError
+            | Refused
+            | NotYet
+        )
         if not isinstance(error, known):
             raise
         print(f"failed: {error}", file=sys.stderr)

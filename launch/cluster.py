@@ -41,9 +41,13 @@ def cluster(
     config = _deployed(config, data)
     _check_data(config, data)
     check_rogue(config, rogue)
-    folder = prepare(config).folder.resolve()
+    prepared = prepare(config)
+    folder = prepared.folder.resolve()
+    places = {"output_dir": str(folder), "resume": str(folder) if config.resume else ""}
+    config = config.model_copy(update=places)
     create_folder(folder)
-    config = config.model_copy(update={"output_dir": str(folder)})
+    if prepared.saved is not None:
+        _set_logs_aside(folder)
     console.print(f"run folder: {folder}", markup=False, highlight=False, soft_wrap=True)
     console.print(f"starting a SuperLink and {config.num_clients} SuperNodes...", highlight=False)
     try:
@@ -59,7 +63,8 @@ def cluster(
             began = time.monotonic()
             run_id = flower.submit(app_root(), to_mapping(config), packages=PACKAGES)
             with RoundPrinter(console, config.num_server_rounds) as printer:
-                tail = _MetricsTail(folder, printer)
+                done = prepared.saved.state.server_round if prepared.saved else -1
+                tail = _MetricsTail(folder, printer, done)
                 status = flower.wait(run_id, longest_run(config), lambda _: tail.show_new())
                 tail.show_new()
     except KeyboardInterrupt:
@@ -82,6 +87,14 @@ def _fail(folder: Path, config: RunConfig, reason: str) -> None:
     written = write_failure(folder, config, reason, privacy_of_dead_run(config, folder))
     if written and config.report:
         publish(folder)
+
+
+def _set_logs_aside(folder: Path) -> None:
+    """Keep the logs of the processes that died: logs-1, logs-2, ... beside the new ones."""
+    logs = folder / "logs"
+    if logs.exists():
+        number = 1 + len(list(folder.glob("logs-*")))
+        logs.rename(folder / f"logs-{number}")
 
 
 def _deployed(config: RunConfig, data: Sequence[Path]) -> RunConfig:
@@ -123,10 +136,11 @@ def _check_data(config: RunConfig, data: Sequence[Path]) -> None:
 class _MetricsTail:
     """Prints the rounds that metrics.jsonl has gained."""
 
-    def __init__(self, folder: Path, printer: RoundPrinter) -> None:
+    def __init__(self, folder: Path, printer: RoundPrinter, done: int) -> None:
         self._folder = folder
         self._printer = printer
-        self._shown = 0
+        # Lines of the rounds before a run was resumed have been shown.
+        self._shown = sum(entry["round"] <= done for entry in read_metrics(folder))
 
     def show_new(self) -> None:
         entries = read_metrics(self._folder)

@@ -23,7 +23,7 @@ def people_console(quiet: bool, as_json: bool) -> Console:
 def print_json(result: Mapping[str, Any]) -> None:
     """One JSON object on one line of stdout."""
     # Brings Flower along, which takes seconds: not for everybody who asks for help.
-    from server_app.run_folder import finite
+    from server_app.line_log import finite
 
     print(json.dumps(finite(dict(result))))
 

@@ -226,6 +226,8 @@ def frame_options(config: RunConfig, observers: Sequence[Observer]) -> FrameOpti
         "num_clients": config.num_clients,
         "start_timeout": config.start_timeout,
         "min_replies": config.min_replies,
+        "fail_after": config.fail_after if config.below_quorum == "fail" else None,
+        "enough_replies": config.clients_per_round if config.oversample > 1 else None,
         "evaluate_every": config.evaluate_every,
         "output": OutputIterate(config.output_iterate, contraction_of(config)),
         "seed": config.seed,

@@ -5,6 +5,7 @@ this file (tests compare them).
 """
 
 import difflib
+import math
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from server_app.privacy_checks import PRIVATE_ALGORITHMS, check_privacy
+from server_app.privacy_checks import PRIVATE_ALGORITHMS, check_privacy, is_noised
 from server_app.robustness_checks import check_robustness, is_robust
 
 Scalar = bool | int | float | str
@@ -366,6 +367,14 @@ class RunConfig(BaseModel):
         description="MLflow tracking server to log the run to (http://host:5000, or a database "
         "such as sqlite:////absolute/mlflow.db); needs MLflow. Empty: none.",
     )
+    state_every: int = Field(
+        1, ge=0, description="Rounds between states to resume from; 0: none, no resume."
+    )
+    resume: str = Field(
+        "",
+        description="Run folder of a run whose server died: it goes on there, with the same keys, "
+        "after its last state.",
+    )
     output_dir: str = Field(
         "", description="Run folder; empty: a new folder under runs/ where the server runs."
     )
@@ -383,12 +392,28 @@ class RunConfig(BaseModel):
     min_replies: int = Field(
         1, ge=0, description="Accepted replies below which a round leaves the model as it was."
     )
+    below_quorum: Literal["skip", "fail"] = Field(
+        "skip",
+        description="Rounds with fewer than min-replies: skip them, or fail after fail-after of "
+        "them in a row.",
+    )
+    fail_after: int = Field(
+        3, ge=1, description="below-quorum = fail: rounds in a row after which the run fails."
+    )
+    oversample: float = Field(
+        1.0,
+        ge=1,
+        le=10,
+        description="participation fixed: ceil(oversample x clients-per-round) clients are "
+        "invited, and the first clients-per-round good replies end the round.",
+    )
 
     @model_validator(mode="after")
     def _check_combinations(self) -> Self:
         _check_adversary(self)
         _check_participation(self)
         _check_quorum(self)
+        _check_oversampling(self)
         if self.local_lr > _LARGEST_RATE:
             raise ValueError(
                 f"local-lr = {self.local_lr} is not allowed: at most {_LARGEST_RATE:g}, since "
@@ -525,6 +550,38 @@ def _check_participation(config: RunConfig) -> None:
             f"sample-rate = {config.sample_rate} is not allowed with participation "
             f"{config.participation}: set participation = poisson"
         )
+
+
+def _check_oversampling(config: RunConfig) -> None:
+    if config.oversample == 1:
+        return
+    said = f"oversample = {config.oversample} is not allowed"
+    if config.participation != "fixed":
+        raise ValueError(
+            f"{said} with participation {config.participation}: set participation = fixed"
+        )
+    if invited(config) > config.num_clients:
+        raise ValueError(
+            f"{said}: {invited(config)} clients would be invited, at most num-clients "
+            f"= {config.num_clients}"
+        )
+    if is_noised(config):
+        raise ValueError(
+            f"{said} with noise for privacy, whose cohort is drawn and not the fastest: set 1.0"
+        )
+    if config.algorithm == "fa-ld":
+        raise ValueError(f"{said} with algorithm fa-ld, whose clients must be drawn: set 1.0")
+    if config.corrupt_fraction > 0:
+        raise ValueError(
+            f"{said} with corrupt-fraction: clients that lie may all be among the first. "
+            "Set num-corrupt to their number among the invited"
+        )
+
+
+def invited(config: RunConfig) -> int:
+    """Clients that a round of participation fixed invites."""
+    # Decimal fractions are not exact in binary: 1.1 x 10 must be 11.
+    return math.ceil(round(config.oversample * config.clients_per_round, 9))
 
 
 def expected_cohort(config: RunConfig) -> int:

@@ -2,6 +2,7 @@
 
 import math
 from collections import deque
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -49,6 +50,19 @@ class Instruments:
     def of_run(self) -> dict[str, Any]:
         """What the summary holds beside them."""
         return {"catastrophic_failure": self._detector.failed_round}
+
+    def state(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+        """What `restore` needs: arrays, and values in JSON's types."""
+        last = self._last_update
+        arrays = {} if last is None else {"last_update": last.numpy()}
+        return arrays, {"detector": self._detector.values(), "tails": [*map(list, self._tails)]}
+
+    def restore(self, arrays: Mapping[str, np.ndarray], values: Mapping[str, Any]) -> None:
+        """Go on from the `state` of another run's instruments."""
+        if "last_update" in arrays:
+            self._last_update = torch.from_numpy(arrays["last_update"].copy())
+        self._detector.restore(values["detector"])
+        self._tails.extend((inverse, count) for inverse, count in values["tails"])
 
     def _measure(self, report: RoundReport, updates: Tensor) -> dict[str, Any]:
         bound = report.norm_bound

@@ -4,7 +4,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from server_app.config import ConfigError, RunConfig, clip_units
+from server_app.config import ConfigError, RunConfig, clip_units, invited
 from server_app.privacy_checks import claims_privacy
 from strategies import (
     ClipNorm,
@@ -27,7 +27,7 @@ _ONLY_LOCAL = "no central figure: the sensitivity of a robust rule is unknown; s
 def participation_of(config: RunConfig) -> Participation:
     """Who takes part in a round."""
     if config.participation == "fixed":
-        return FixedParticipation(config.clients_per_round)
+        return FixedParticipation(invited(config))
     if config.participation == "poisson":
         return PoissonParticipation(config.sample_rate)
     return FullParticipation()
@@ -64,15 +64,18 @@ def ledger_path(config: RunConfig, folder: Path) -> Path:
     return Path(config.ledger).expanduser() if config.ledger else folder / LEDGER
 
 
-def check_ledger(plan: PrivacyPlan, path: Path) -> None:
-    """Raises ConfigError for a ledger that cannot be continued, or whose budget is spent."""
+def check_ledger(plan: PrivacyPlan, path: Path, *, resuming: bool = False) -> None:
+    """Raises ConfigError for a ledger that cannot be continued, or whose budget is spent.
+
+    A run that is resumed may have spent it: then it ends with the rounds that it has had.
+    """
     if not plan.claim:
         return
     try:
         ledger = Ledger(plan, path)
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    if not ledger.allows(plan.release()):
+    if not resuming and not ledger.allows(plan.release()):
         raise ConfigError(
             f"max-epsilon = {plan.max_epsilon:g} is not allowed: even one more round would pass it "
             f"(ledger: {ledger.rounds} rounds)"

@@ -109,6 +109,11 @@ def _refusals(config: "RunConfig") -> list[tuple[bool, str]]:
             "took part; set min-replies = 1",
         ),
         (
+            config.below_quorum == "fail",
+            "below-quorum = fail breaks the claim: a run that fails tells how many took part; set "
+            "below-quorum = skip",
+        ),
+        (
             at_clients and not robust and config.num_byzantine > 0,
             f"num-byzantine = {config.num_byzantine} breaks the claim with noise-location = "
             "client: a Byzantine client adds no noise; set noise-location = server",

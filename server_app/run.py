@@ -25,14 +25,18 @@ from server_app.privacy import (
     privacy_plan,
 )
 from server_app.privacy_checks import is_noised
+from server_app.resume import read_resumed
+from server_app.run_counts import last_report
 from server_app.run_folder import RunFolder, choose_folder, create_folder
 from server_app.run_report import publish
+from server_app.state_files import Saved
 from server_app.tracking import check_tracking, make_trackers
 from strategies import NotEnoughClients, PrivacyPlan
 from strategies.array_codec import decode
 from strategies.frame import EvaluateFn, Observer
 from strategies.langevin import require_balance, shares
 from strategies.ledger import LedgerInUse
+from strategies.quorum import NotEnoughReplies
 from strategies.reports import RoundReport
 from tasks.problem import Problem, load_problem
 
@@ -51,6 +55,8 @@ class PreparedRun:
     problem: Problem
     folder: Path
     plan: PrivacyPlan | None = None
+    # Where the run stands that is resumed; None: a new one.
+    saved: Saved | None = None
 
 
 def prepare(config: RunConfig) -> PreparedRun:
@@ -61,6 +67,7 @@ def prepare(config: RunConfig) -> PreparedRun:
     check_attack(config)
     check_tracking(config)
     folder = choose_folder(config)
+    saved = read_resumed(config) if config.resume else None
     try:
         problem = load_problem(config)
         if not problem.task.on_nodes:
@@ -73,8 +80,8 @@ def prepare(config: RunConfig) -> PreparedRun:
         raise ConfigError(str(error)) from error
     plan = privacy_plan(config) if is_noised(config) else None
     if plan is not None:
-        check_ledger(plan, ledger_path(config, folder))
-    return PreparedRun(config, problem, folder, plan)
+        check_ledger(plan, ledger_path(config, folder), resuming=saved is not None)
+    return PreparedRun(config, problem, folder, plan, saved)
 
 
 def execute(
@@ -82,14 +89,15 @@ def execute(
 ) -> dict[str, Any]:
     """Run to the end and return summary.json's content; a failure is written there and raised.
 
-    Raises RunFailed if no round changed the model, NotEnoughClients if too few connect in time.
+    Raises RunFailed if no round changed the model, NotEnoughClients if too few connect in time,
+    NotEnoughReplies after fail-after rounds in a row with too few replies.
     """
     config = prepared.config
     create_folder(prepared.folder)
     num_classes = prepared.problem.task.num_classes
     instruments = Instruments(config.instruments, num_classes, config.seed)
     trackers = make_trackers(config, prepared.folder)
-    folder = RunFolder(prepared.folder, config, instruments, trackers)
+    folder = RunFolder(prepared.folder, config, instruments, trackers, prepared.saved)
     try:
         _federate(prepared, grid, folder, observers)
     except BaseException as error:
@@ -107,17 +115,24 @@ def _federate(
     prepared: PreparedRun, grid: Grid, folder: RunFolder, observers: Sequence[Observer]
 ) -> None:
     config = prepared.config
-    checkpoints = _Checkpoints(prepared, folder)
+    writers: list[Observer] = [_Checkpoints(prepared, folder)]
     if config.algorithm == "fa-ld":
-        observers = [PosteriorRecorder(config, prepared.problem, prepared.folder), *observers]
+        writers.append(PosteriorRecorder(config, prepared.problem, prepared.folder))
+    # Before round 1 there is nothing to go on from: such a run begins again, in its folder.
+    saved = prepared.saved if prepared.saved and prepared.saved.state.server_round else None
+    if saved is not None:
+        # The state comes before these files, and the server may have died in between.
+        for writer in writers:
+            writer(last_report(saved))
     strategy = build_strategy(
         config,
-        [folder, checkpoints, *observers],
+        [folder, *writers, *observers],
         prepared.plan,
         ledger_path(config, prepared.folder),
     )
     folder.set_privacy(lambda: privacy_entry(config, strategy))
     folder.set_epsilon(lambda: epsilon_so_far(strategy))
+    folder.keep_states(strategy.state)
     result = strategy.start(
         with_simulated_attack(config, grid),
         ArrayRecord(prepared.problem.state()),
@@ -125,6 +140,7 @@ def _federate(
         timeout=config.round_timeout,
         train_config=ConfigRecord({"seed": config.seed}),
         evaluate_fn=server_evaluation(prepared.problem),
+        from_state=None if saved is None else saved.state,
     )
     if folder.rounds_skipped == config.num_server_rounds:
         raise RunFailed(f"no round changed the model; the last one: {folder.last_skip}")
@@ -146,7 +162,9 @@ def _reason(error: BaseException) -> str:
         return "interrupted"
     if isinstance(error, SystemExit):
         return "terminated"
-    if isinstance(error, NotEnoughClients | LedgerInUse | RunFailed | ValueError):
+    if isinstance(
+        error, NotEnoughClients | NotEnoughReplies | LedgerInUse | RunFailed | ValueError
+    ):
         return str(error)
     return f"{type(error).__name__}: {error}"
 

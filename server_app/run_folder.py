@@ -1,7 +1,6 @@
 """The run folder: config.toml, what every round did, checkpoints, plots and summary.json."""
 
 import json
-import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,10 +14,14 @@ from safetensors.numpy import save
 
 from server_app.client_history import CLIENTS, client_fields, history_entry
 from server_app.config import ConfigError, RunConfig, to_mapping
+from server_app.line_log import LineLog, finite
 from server_app.privacy_checks import claims_privacy
+from server_app.run_counts import Counts, cohort_of, failures_in
+from server_app.state_files import Saved, forget_after, forget_all, read_saved, write_saved
 from server_app.tracking import Tracker
 from strategies import RoundReport
 from strategies.durable_file import replace_file
+from strategies.run_state import RunState
 
 METRICS = "metrics.jsonl"
 OPERATOR = "operator.jsonl"
@@ -26,10 +29,12 @@ SUMMARY = "summary.json"
 
 
 def choose_folder(config: RunConfig) -> Path:
-    """Where a run goes: output-dir, or a new folder under runs/. Creates nothing.
+    """Where a run goes: resume, output-dir, or a new folder under runs/. Creates nothing.
 
     Raises ConfigError if output-dir already holds a run or cannot be written.
     """
+    if config.resume:
+        return Path(config.resume).expanduser()
     if not config.output_dir:
         stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S-%f")[:-3]
         return Path("runs") / f"{stamp}-{config.algorithm}-{config.task}"
@@ -68,56 +73,120 @@ class ExtraFields(Protocol):
     def of_run(self) -> Mapping[str, Any]:
         """Fields of summary.json."""
 
+    def state(self) -> tuple[Mapping[str, np.ndarray], Mapping[str, Any]]:
+        """Arrays and JSON values that `restore` needs in another process."""
+
+    def restore(self, arrays: Mapping[str, np.ndarray], values: Mapping[str, Any]) -> None:
+        """Go on from another's `state`."""
+
 
 class RunFolder:
-    """Writes what a run leaves behind. It is an observer: call it with each RoundReport."""
+    """Writes what a run leaves behind. It is an observer: call it with each RoundReport.
+
+    `saved`: the run goes on from there, in the folder that it had. Raises ConfigError where a
+    run that has not ended uses the folder.
+    """
 
     def __init__(
-        self, path: Path, config: RunConfig, extra: ExtraFields, trackers: Sequence[Tracker] = ()
+        self,
+        path: Path,
+        config: RunConfig,
+        extra: ExtraFields,
+        trackers: Sequence[Tracker] = (),
+        saved: Saved | None = None,
     ) -> None:
         self.path = path
         self._config = config
         self._extra = extra
         self._trackers = trackers
         self._began = time.monotonic()
-        self._rounds = 0
-        self._final: dict[str, float] = {}
+        self._counts = Counts()
         self._output_round: int | None = None
-        self._clients = {"invited": 0, "replied": 0, "rejected": 0}
         # What summary.json says of posterior samples; None for runs without.
         self.posterior: dict[str, Any] | None = None
-        self.rounds_skipped = 0
-        self.last_skip = ""
         self._confidential = False
         self._privacy: Callable[[], dict[str, Any] | None] = lambda: None
         self._epsilon: Callable[[], float | None] = lambda: None
+        self._state: Callable[[], RunState] | None = None
         create_folder(path)
-        (path / "config.toml").write_text(tomli_w.dumps(to_mapping(config)), encoding="utf-8")
-        self._metrics = (path / METRICS).open("a", encoding="utf-8")
+        # Also the lock: two runs must not write one folder.
+        self._logs = {METRICS: LineLog(path / METRICS, alone=True)}
+        beside = OPERATOR if claims_privacy(config) else CLIENTS
+        self._logs[beside] = LineLog(path / beside)
+        own = to_mapping(config.model_copy(update={"resume": ""}))
+        (path / "config.toml").write_text(tomli_w.dumps(own), encoding="utf-8")
+        if saved is not None:
+            self._go_on(saved)
+        elif config.state_every:
+            write_saved(path, Saved(RunState(0, {}, {}), {}, {}, own))
 
     def __call__(self, report: RoundReport) -> None:
         """Append the round to metrics.jsonl, at once on disk."""
-        self._rounds = report.server_round
-        self._clients["invited"] += len(report.invited)
-        self._clients["replied"] += len(report.accepted)
-        self._clients["rejected"] += len(report.rejected)
-        self._final.update(report.metrics)
-        if report.skipped:
-            self.rounds_skipped += 1
-            self.last_skip = report.skipped
         self._confidential = report.confidential
         entry = {**round_entry(report), **self._extra.of_round(report)}
         epsilon = self._epsilon()
         if epsilon is not None:
             entry["epsilon_rdp"] = epsilon
-        self._metrics.write(json.dumps(finite(entry)) + "\n")
-        self._metrics.flush()
+        self._counts.add(report)
+        lines = {METRICS: entry, **_beside(report)}
+        # First the state, which holds the lines: what is missing after it can be made up for.
+        self._save_state(report, lines)
+        self._append(lines)
         for tracker in self._trackers:
             tracker.round(entry)
-        if report.confidential:
-            _append(self.path / OPERATOR, operator_entry(report))
-        elif report.server_round > 0:
-            _append(self.path / CLIENTS, history_entry(report))
+
+    def _append(self, lines: Mapping[str, Mapping[str, Any]]) -> None:
+        for name, line in lines.items():
+            self._logs[name].append(line)
+
+    def keep_states(self, state: Callable[[], RunState]) -> None:
+        """Where the run stands; asked for after every round of which a state is written."""
+        self._state = state
+
+    def _save_state(self, report: RoundReport, lines: Mapping[str, Mapping[str, Any]]) -> None:
+        every, server_round = self._config.state_every, report.server_round
+        if self._state is None or not every or not server_round or server_round % every:
+            return
+        for log in self._logs.values():
+            log.sync()
+        arrays, extra = self._extra.state()
+        values = {
+            "counts": self._counts.values(),
+            "seconds": time.monotonic() - self._began,
+            "extra": extra,
+            "lines": lines,
+            "report": cohort_of(report),
+        }
+        config = to_mapping(self._config.model_copy(update={"resume": ""}))
+        write_saved(self.path, Saved(self._state(), arrays, values, config))
+
+    def _go_on(self, saved: Saved) -> None:
+        """Bring the files to where the run stood after the state's round."""
+        server_round = saved.state.server_round
+        (self.path / SUMMARY).unlink(missing_ok=True)
+        forget_after(self.path, server_round)
+        if server_round == 0:
+            # Round 0's line comes again.
+            server_round = -1
+        lines = saved.values.get("lines", {})
+        there = {name for name, log in self._logs.items() if log.cut_after(server_round)}
+        self._append({name: line for name, line in lines.items() if name not in there})
+        if saved.values:
+            self._confidential = saved.values["report"]["confidential"]
+            self._began -= saved.values["seconds"]
+            self._counts.restore(saved.values["counts"])
+            self._extra.restore(saved.arrays, saved.values["extra"])
+        self._counts.resumed_after.append(saved.state.server_round)
+
+    @property
+    def rounds_skipped(self) -> int:
+        """Rounds that left the model as it was."""
+        return self._counts.rounds_skipped
+
+    @property
+    def last_skip(self) -> str:
+        """Why the last of them did."""
+        return self._counts.last_skip
 
     def set_privacy(self, entry: Callable[[], dict[str, Any] | None]) -> None:
         """What the summary says of privacy; asked for when the run ends, however it ends."""
@@ -130,7 +199,7 @@ class RunFolder:
     def set_output(self, server_round: int, metrics: Mapping[str, float]) -> None:
         """The iterate that the run hands out: after how many rounds it arose, and its metrics."""
         self._output_round = server_round
-        self._final.update(metrics)
+        self._counts.final.update(metrics)
 
     def save_model(self, state: Mapping[str, np.ndarray], name: str) -> None:
         """Write checkpoints/NAME.safetensors as a whole or not at all."""
@@ -143,24 +212,36 @@ class RunFolder:
         """Write summary.json and return what it holds; `status` is completed or failed."""
         summary: dict[str, Any] = {
             **_what_ran(self._config),
-            "rounds_completed": self._rounds,
-            "rounds_skipped": self.rounds_skipped,
-            "final": self._final,
+            "rounds_completed": self._counts.rounds,
+            "rounds_skipped": self._counts.rounds_skipped,
+            "final": self._counts.final,
             "output_round": self._output_round,
             **self._extra.of_run(),
             **({} if self.posterior is None else {"posterior": self.posterior}),
             "privacy": self._privacy(),
-            "clients": None if self._confidential else self._clients,
+            "clients": None if self._confidential else self._counts.clients,
+            "failures": None if self._confidential else self._counts.failures,
+            "resumed_after": self._counts.resumed_after,
             "wall_seconds": round(time.monotonic() - self._began, 3),
             "status": status,
         }
         if reason:
             summary["reason"] = reason
         _write_summary(self.path, summary)
-        self._metrics.close()
+        if status == "completed":
+            forget_all(self.path)
+        for log in self._logs.values():
+            log.close()
         for tracker in self._trackers:
             tracker.finish(summary)
         return summary
+
+
+def _beside(report: RoundReport) -> dict[str, dict[str, Any]]:
+    """The round's line in the file of single clients, which a claim keeps for the operator."""
+    if report.confidential:
+        return {OPERATOR: operator_entry(report)}
+    return {CLIENTS: history_entry(report)} if report.server_round > 0 else {}
 
 
 def _what_ran(config: RunConfig) -> dict[str, Any]:
@@ -206,12 +287,22 @@ def write_failure(
             "catastrophic_failure": entries[-1].get("catastrophic_failure") if entries else None,
             "privacy": privacy,
             "clients": None if claims_privacy(config) else _count_clients(entries),
+            "failures": None if claims_privacy(config) else failures_in(entries),
+            "resumed_after": _resumed_after(folder),
             "wall_seconds": None,
             "status": "failed",
             "reason": reason,
         },
     )
     return True
+
+
+def _resumed_after(folder: Path) -> list[int]:
+    try:
+        saved = read_saved(folder)
+    except ValueError:
+        return []
+    return list(saved.values["counts"]["resumed_after"]) if saved and saved.values else []
 
 
 def _count_clients(entries: Sequence[Mapping[str, Any]]) -> dict[str, int]:
@@ -226,7 +317,7 @@ def _count_clients(entries: Sequence[Mapping[str, Any]]) -> dict[str, int]:
 _OWN_KEYS = (
     *("round", "local_lr", "invited", "replied", "rejected", "filtered", "over_bound"),
     *("seconds", "evaluated_by", "skipped", "instruments", "catastrophic_failure"),
-    *("sample_epsilon", "epsilon_rdp"),
+    *("sample_epsilon", "epsilon_rdp", "surplus"),
 )
 
 
@@ -259,14 +350,11 @@ def _cohort_entry(report: RoundReport) -> dict[str, Any]:
     }
     if report.sample_epsilons:
         entry["sample_epsilon"] = {str(c): e for c, e in report.sample_epsilons.items()}
+    if report.surplus:
+        entry["surplus"] = report.surplus
     if report.skipped:
         entry["skipped"] = report.skipped
     return entry
-
-
-def _append(path: Path, entry: Mapping[str, Any]) -> None:
-    with path.open("a", encoding="utf-8") as stream:
-        stream.write(json.dumps(finite(dict(entry))) + "\n")
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
@@ -276,14 +364,3 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
         return []
     complete = path.read_text(encoding="utf-8").rpartition("\n")[0]
     return [json.loads(line) for line in complete.splitlines() if line]
-
-
-def finite(value: Any) -> Any:
-    """`value` for JSON, which has no NaN: a number that is not finite becomes None."""
-    if isinstance(value, dict):
-        return {key: finite(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [finite(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value

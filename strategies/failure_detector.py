@@ -1,6 +1,8 @@
 """Catastrophic training failure: a run that had learned and then lost it all (Yang et al.)."""
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 _LEARNED = 0.10
 _LOST = 0.05
@@ -21,6 +23,14 @@ class FailureDetector:
         self._chance = 1 / num_classes if num_classes >= 2 else math.inf
         self._learned = False
         self.failed_round: int | None = None
+
+    def values(self) -> dict[str, Any]:
+        """What `restore` needs, in JSON's types."""
+        return {"learned": self._learned, "failed_round": self.failed_round}
+
+    def restore(self, values: Mapping[str, Any]) -> None:
+        """Go on from another detector's `values`."""
+        self._learned, self.failed_round = values["learned"], values["failed_round"]
 
     def see(self, server_round: int, accuracy: float | None, loss: float | None) -> None:
         """The evaluation after `server_round` rounds; None for what was not evaluated."""

@@ -38,6 +38,13 @@ class NoExtras:
     def of_run(self) -> Mapping[str, Any]:
         return {}
 
+    def state(self) -> tuple[Mapping[str, np.ndarray], Mapping[str, Any]]:
+        return {}, {}
+
+    def restore(self, arrays: Mapping[str, np.ndarray], values: Mapping[str, Any]) -> None:
+        assert not arrays
+        assert not values
+
 
 def configuration(folder: Path, **values: Any) -> RunConfig:
     given = {key.replace("_", "-"): value for key, value in values.items()}

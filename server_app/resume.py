@@ -1,0 +1,87 @@
+"""Whether a run can be resumed, and from where."""
+
+from pathlib import Path
+from typing import Any
+
+from server_app.config import ConfigError, RunConfig, to_mapping
+from server_app.line_log import in_use
+from server_app.privacy_checks import is_noised
+from server_app.run_folder import METRICS, read_summary
+from server_app.state_files import Saved, read_saved
+
+# What a resumed run may have otherwise than before: nothing here changes what it computes.
+_FREE = (
+    *("resume", "output-dir", "data-dir", "num-server-rounds", "round-timeout", "start-timeout"),
+    *("checkpoint-every", "state-every", "below-quorum", "fail-after"),
+    *("report", "tensorboard", "mlflow-uri"),
+)
+
+
+def read_resumed(config: RunConfig) -> Saved:
+    """Where the run in the folder `resume` stands; contacts nobody and writes nothing.
+
+    Raises ConfigError, one line, where it cannot go on with this configuration.
+    """
+    folder = Path(config.resume).expanduser()
+    if config.output_dir and Path(config.output_dir).expanduser().resolve() != folder.resolve():
+        raise ConfigError(
+            f"output-dir = {config.output_dir} is not allowed with resume = {config.resume}: "
+            "the run goes on in its own folder"
+        )
+    if not (folder / METRICS).exists():
+        raise ConfigError(f"resume = {config.resume} is not allowed: there is no run")
+    if in_use(folder / METRICS):
+        raise ConfigError(
+            f"resume = {config.resume} is not allowed: the folder is in use by a run that has "
+            "not ended"
+        )
+    summary = read_summary(folder)
+    if summary is not None and summary["status"] == "completed":
+        raise ConfigError(
+            f"resume = {config.resume} is not allowed: the run is completed "
+            f"({summary['rounds_completed']} rounds)"
+        )
+    try:
+        saved = read_saved(folder)
+    except ValueError as error:
+        raise ConfigError(f"resume = {config.resume} is not allowed: {error}") from error
+    if saved is None:
+        raise ConfigError(
+            f"resume = {config.resume} is not allowed: there is no whole state to go on from "
+            "(state-every = 0, or all are damaged)"
+        )
+    _check_same(config, saved)
+    return saved
+
+
+def _check_same(config: RunConfig, saved: Saved) -> None:
+    now, before = to_mapping(config), {**to_mapping(RunConfig()), **saved.config}
+    differing = [
+        f"{key} = {_shown(value)} (was {_shown(before[key])})"
+        for key, value in now.items()
+        if key not in _FREE and value != before[key]
+    ]
+    rounds = before["num-server-rounds"]
+    if config.num_server_rounds < rounds:
+        differing.append(f"num-server-rounds = {config.num_server_rounds} (was {rounds}, no fewer)")
+    fixed = _rounds_are_fixed_by(config)
+    if config.num_server_rounds > rounds and fixed:
+        differing.append(
+            f"num-server-rounds = {config.num_server_rounds} (was {rounds}, which {fixed} fixed)"
+        )
+    if differing:
+        raise ConfigError(
+            f"resume = {config.resume} is not allowed with another configuration: "
+            f"{', '.join(differing)}"
+        )
+
+
+def _rounds_are_fixed_by(config: RunConfig) -> str:
+    """The key for whose sake a run may not get more rounds; empty: it may."""
+    if config.output_iterate in ("uniform", "random-weighted"):
+        return f"output-iterate = {config.output_iterate}"
+    return "epsilon" if is_noised(config) and config.epsilon > 0 else ""
+
+
+def _shown(value: Any) -> str:
+    return f'"{value}"' if value == "" else str(value)

@@ -1,0 +1,113 @@
+"""States of a run on disk, from which another process can go on with it.
+
+    state/round-00012-DIGEST.safetensors    arrays, and everything else as JSON in the metadata
+
+Each is written as a whole or not at all, its name carries the digest of its content, and the one
+before it stays: whatever ends the machine, there is one that is whole.
+"""
+
+import hashlib
+import json
+import logging
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import load, save
+
+from strategies.durable_file import replace_file
+from strategies.run_state import RunState
+
+logger = logging.getLogger("blackthorn")
+
+FOLDER = "state"
+_FORMAT = 1
+_METADATA = "blackthorn"
+_NAME = re.compile(r"round-(\d+)-([0-9a-f]{32})\.safetensors")
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A run after a round: the strategy's state (round 0: nothing yet), what the run folder
+    remembers beside it (arrays, and JSON values), and the configuration it ran with."""
+
+    state: RunState
+    arrays: Mapping[str, np.ndarray]
+    values: Mapping[str, Any]
+    config: Mapping[str, Any]
+
+
+def write_saved(run: Path, saved: Saved) -> None:
+    """On disk when this returns; the newest one before it is kept, older ones are not."""
+    content = _encode(saved)
+    digest = hashlib.blake2b(content, digest_size=16).hexdigest()
+    written = run / FOLDER / f"round-{saved.state.server_round:05d}-{digest}.safetensors"
+    replace_file(written, content)
+    others = [path for path, _, _ in _files(run) if path != written]
+    for old in others[:-1]:
+        old.unlink()
+
+
+def read_saved(run: Path) -> Saved | None:
+    """The newest whole state in the run folder; None where there is none.
+
+    Damaged ones are named in the log and left out. Raises ValueError, one line, for a state of
+    another version.
+    """
+    for path, _, digest in reversed(_files(run)):
+        content = path.read_bytes()
+        if hashlib.blake2b(content, digest_size=16).hexdigest() == digest:
+            return _decode(content, path)
+        logger.warning("%s is damaged: the state before it is used", path)
+    return None
+
+
+def forget_after(run: Path, server_round: int) -> None:
+    """Remove states of later rounds: they are damaged, or of a future that did not happen."""
+    for path, number, _ in _files(run):
+        if number > server_round:
+            path.unlink()
+
+
+def forget_all(run: Path) -> None:
+    """Remove the states of a run that needs them no more."""
+    shutil.rmtree(run / FOLDER, ignore_errors=True)
+
+
+def _files(run: Path) -> list[tuple[Path, int, str]]:
+    """States with their round and digest, ascending."""
+    matches = [(path, _NAME.fullmatch(path.name)) for path in (run / FOLDER).glob("round-*")]
+    found = [(path, int(match[1]), match[2]) for path, match in matches if match]
+    return sorted(found, key=lambda file: (file[1], file[0].name))
+
+
+def _encode(saved: Saved) -> bytes:
+    parts = {"run": saved.state.arrays, "folder": saved.arrays}
+    arrays = {f"{part}/{name}": a for part, named in parts.items() for name, a in named.items()}
+    about = {
+        "format": _FORMAT,
+        "round": saved.state.server_round,
+        "run": saved.state.values,
+        "folder": saved.values,
+        "config": saved.config,
+    }
+    contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+    return bytes(save(contiguous, metadata={_METADATA: json.dumps(about)}))
+
+
+def _decode(content: bytes, path: Path) -> Saved:
+    length = int.from_bytes(content[:8], "little")
+    about = json.loads(json.loads(content[8 : 8 + length])["__metadata__"][_METADATA])
+    if about["format"] != _FORMAT:
+        raise ValueError(f"{path} has format {about['format']}, this version reads {_FORMAT}")
+    arrays = load(content)
+    run, folder = (
+        {name.removeprefix(part): a for name, a in arrays.items() if name.startswith(part)}
+        for part in ("run/", "folder/")
+    )
+    state = RunState(about["round"], run, about["run"])
+    return Saved(state, folder, about["folder"], about["config"])
