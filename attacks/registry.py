@@ -16,6 +16,7 @@ from torch import Tensor
 from . import distance_attacks, vector_attacks
 from .label_flip import flip_labels
 from .misbehaviour import REPLY_ATTACKS
+from .own_code import is_own_code, own_function
 from .vector_attacks import VectorFunction
 
 Kind = Literal["vector", "data", "reply"]
@@ -117,7 +118,12 @@ def names(kind: Kind | None = None) -> tuple[str, ...]:
 
 
 def get(name: str) -> Attack:
-    """The attack called `name`; ValueError with the names there are for any other."""
+    """The attack called `name`; ValueError with the names there are for any other.
+
+    FILE.py:FUNCTION is a vector attack of the user's own, with the arguments of `vector_attacks`.
+    """
+    if is_own_code(name):
+        return VectorAttack(name, own_function(name))
     try:
         return _ATTACKS[name]
     except KeyError:

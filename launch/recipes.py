@@ -4,7 +4,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from attacks.own_code import absolute
 from server_app.config import RunConfig, make_config, parse_setting, read_recipe
+
+# Keys that may name code of the user's own, FILE.py:FUNCTION.
+OWN_CODE = ("model", "aggregator", "attack")
 
 
 def recipe_config(
@@ -17,4 +21,7 @@ def recipe_config(
     values = read_recipe(recipe) if recipe is not None else {}
     values.update(parse_setting(text) for text in settings)
     values.update({key: value for key, value in (options or {}).items() if value is not None})
+    for key in OWN_CODE:
+        if isinstance(values.get(key), str):
+            values[key] = absolute(values[key], Path.cwd())
     return make_config(values)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import attacks
+from attacks.own_code import is_own_code, own_function
 from server_app.config import (
     ConfigError,
     RunConfig,
@@ -38,6 +39,7 @@ from strategies.aggregators import (
     Aggregator,
     Buckets,
     Mixing,
+    OwnRule,
     RageFilter,
     RobustRule,
     nearest_neighbours,
@@ -56,9 +58,21 @@ def check_attack(config: RunConfig) -> None:
         return
     try:
         attacks.get(config.attack)
-    except ValueError:
+    except ValueError as error:
+        if is_own_code(config.attack):
+            raise ConfigError(f"attack = {config.attack} is not allowed: {error}") from None
         known = ", ".join(("none", *attacks.names()))
         raise ConfigError(f"attack = {config.attack!r} is not allowed: {known}") from None
+
+
+def check_aggregator(config: RunConfig) -> None:
+    """Raises ConfigError if an aggregation rule of the user's own cannot be loaded."""
+    if not is_own_code(config.aggregator):
+        return
+    try:
+        own_function(config.aggregator)
+    except ValueError as error:
+        raise ConfigError(f"aggregator = {config.aggregator} is not allowed: {error}") from None
 
 
 def build_strategy(
@@ -181,6 +195,8 @@ def _aggregator(config: RunConfig) -> Aggregator | None:
             config.rage_average,
             mixing,
         )
+    if is_own_code(rule):
+        return OwnRule(rule, _corruption(config), mixing=mixing, function=own_function(rule))
     name = {"median": "coordinate-median"}.get(rule, rule)
     return RobustRule(name, _corruption(config), _rule_options(config, rule), mixing)
 

@@ -215,21 +215,11 @@ class RunConfig(BaseModel):
         "uniform",
         description="Weights of the mean; num-examples are capped by what a client enrolled with.",
     )
-    aggregator: Literal[
+    aggregator: str = Field(
         "auto",
-        "mean",
-        "rage",
-        "median",
-        "trimmed-mean",
-        "krum",
-        "multi-krum",
-        "bulyan",
-        "geometric-median",
-        "centered-clipping",
-    ] = Field(
-        "auto",
-        description="Aggregation rule; auto: the algorithm's own. Any other replaces it, also "
-        "that of algorithm rage.",
+        description="Aggregation rule: auto (the algorithm's own), mean, rage, median, "
+        "trimmed-mean, krum, multi-krum, bulyan, geometric-median, centered-clipping, or your own "
+        "as FILE.py:FUNCTION (see docs/extend.md). Any but auto replaces that of algorithm rage.",
     )
     pre_aggregator: Literal["none", "nearest-neighbour-mixing", "bucketing"] = Field(
         "none", description="Mixes the updates before the rule sees them."

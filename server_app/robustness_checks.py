@@ -5,6 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from attacks.own_code import is_own_code
+
 if TYPE_CHECKING:
     from server_app.config import RunConfig
 
@@ -36,6 +38,7 @@ GUARANTEES = {
     "geometric-median": _HALF,
     "centered-clipping": _HALF,
 }
+AGGREGATORS = ("auto", "mean", *GUARANTEES)
 
 
 def rule_of(config: "RunConfig") -> str:
@@ -56,6 +59,11 @@ def check_robustness(config: "RunConfig", cohort: int) -> None:
     `cohort` is the number of clients in a round, or the usual number where that varies.
     """
     rule = rule_of(config)
+    if config.aggregator not in AGGREGATORS and not is_own_code(config.aggregator):
+        raise ValueError(
+            f"aggregator = {config.aggregator!r} is not allowed: {', '.join(AGGREGATORS)}, or a "
+            "rule of your own as FILE.py:FUNCTION"
+        )
     _check_share(config, rule)
     if config.weighting == "num-examples" and (rule != "mean" or is_robust(config)):
         raise ValueError(
@@ -94,7 +102,7 @@ def unprotected(config: "RunConfig", cohort: int) -> str:
 
 def _guarantee(config: "RunConfig", rule: str) -> Guarantee:
     """The rule's; what is assumed of corrupt clients must make sense where no rule looks at it."""
-    return GUARANTEES.get(rule, _HALF if config.aggregator == "mean" else _THIRD)
+    return GUARANTEES.get(rule, _THIRD if config.aggregator == "auto" else _HALF)
 
 
 def _check_share(config: "RunConfig", rule: str) -> None:

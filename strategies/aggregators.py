@@ -1,6 +1,6 @@
 """Aggregation rules as the frame calls them: updates [K, d], weights [K], a generator."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -116,6 +116,41 @@ class RobustRule:
     ) -> Aggregate:
         """The rule itself on `updates` [n, d], mixed already."""
         return aggregation.get(self.name)(updates, num_corrupt, **self.options)
+
+
+@dataclass(frozen=True)
+class OwnRule(RobustRule):
+    """A rule of the user's own, function(updates [K, d], num_corrupt) -> vector [d] or Aggregate.
+
+    `name` is how messages call it. Of a plain vector nothing is known of who it owes what to:
+    all rows count alike in the report. Raises ValueError for a result that is not finite or has
+    another shape: the round is skipped.
+    """
+
+    function: Callable[..., Any] = aggregation.mean
+
+    def __post_init__(self) -> None:
+        """Any name will do."""
+
+    def aggregate(
+        self,
+        updates: torch.Tensor,
+        num_corrupt: int,
+        generator: np.random.Generator,  # noqa: ARG002 (as RobustRule)
+    ) -> Aggregate:
+        """The function on a copy of `updates` [n, d], which it may change."""
+        result = self.function(updates.clone(), num_corrupt)
+        if not isinstance(result, Aggregate):
+            rows = len(updates)
+            vector = torch.as_tensor(result).detach().to(updates.dtype)
+            weights = torch.full((rows,), 1 / rows, dtype=torch.float64)
+            result = Aggregate(vector, weights, torch.ones(rows, dtype=torch.bool))
+        shape, expected = tuple(result.vector.shape), tuple(updates.shape[1:])
+        if shape != expected or not torch.isfinite(result.vector).all():
+            raise ValueError(
+                f"{self.name} gave a vector of shape {shape}, expected {expected} and finite values"
+            )
+        return result
 
 
 class RageFilter(RobustRule):

@@ -9,6 +9,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
+from attacks.own_code import is_own_code, own_function
+
 MODEL_NAMES = ("logistic", "mlp-H[-H...]", "cnn")
 _MLP = re.compile(r"mlp(-[1-9][0-9]{0,5})+")
 
@@ -185,12 +187,17 @@ def build_model(name: str, input_shape: tuple[int, ...], num_classes: int, seed:
     * ``logistic``: linear with bias, all zeros.
     * ``mlp-25``, ``mlp-200-100``, ...: hidden layers of these widths with ReLU.
     * ``cnn``: SmallCNN, for inputs [C, H, W].
+    * ``FILE.py:FUNCTION``: what that function makes of (input_shape, num_classes), initialised as
+      it does, with torch's global generator seeded by ``seed`` and put back afterwards; clients
+      are trained one after the other unless the module's attribute ``batching`` is "vmap".
 
-    Weights of the last two are N(0, 2/fan_in), the law for ReLU networks (He et al., 2015), from
-    a generator of their own that is seeded by ``seed``; biases start at zero.
+    Weights of ``mlp`` and ``cnn`` are N(0, 2/fan_in), the law for ReLU networks (He et al., 2015),
+    from a generator of their own that is seeded by ``seed``; biases start at zero.
 
     Raises ValueError for another name, or a shape that the model cannot take.
     """
+    if is_own_code(name):
+        return _own_model(name, input_shape, num_classes, seed)
     # On the meta device the layers' constructors draw nothing from the global generator.
     with torch.device("meta"):
         module = _architecture(name, input_shape, num_classes)
@@ -217,6 +224,31 @@ def _architecture(name: str, input_shape: tuple[int, ...], num_classes: int) -> 
             )
         return SmallCNN(input_shape, num_classes)
     raise ValueError(f"model {name!r} is unknown: allowed are {', '.join(MODEL_NAMES)}")
+
+
+def _own_model(name: str, input_shape: tuple[int, ...], num_classes: int, seed: int) -> nn.Module:
+    try:
+        build = own_function(name)
+    except ValueError as error:
+        raise ValueError(f"model = {name} is not allowed: {error}") from None
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            module = build(input_shape, num_classes)
+            logits = module(torch.zeros(2, *input_shape))
+    except Exception as error:
+        raise ValueError(
+            f"model = {name} is not allowed: it fails on inputs of shape {tuple(input_shape)}: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    if not isinstance(module, nn.Module) or tuple(logits.shape) != (2, num_classes):
+        raise ValueError(
+            f"model = {name} is not allowed: it must be a torch.nn.Module from inputs [n, "
+            f"{', '.join(map(str, input_shape))}] to logits [n, {num_classes}]"
+        )
+    if not hasattr(module, "batching"):
+        object.__setattr__(module, "batching", "loop")  # any layer can do that
+    return module
 
 
 def _initialise(module: nn.Module, generator: torch.Generator) -> None:

@@ -50,7 +50,7 @@ def test_recipes_are_valid(repository: Path) -> None:
         ({"num-clients": "5"}, "num-clients = '5' is not allowed: should be a valid integer"),
         ({"num-clients": 2.5}, "num-clients = 2.5 is not allowed"),
         ({"seed": True}, "seed = True is not allowed"),
-        ({"aggregator": "best"}, "aggregator = 'best' is not allowed: should be 'auto'"),
+        ({"aggregator": "best"}, "aggregator = 'best' is not allowed: auto, mean, rage, median"),
         ({"corrupt-fraction": 1 / 3}, "corrupt-fraction = 0.333"),
         ({"corrupt-fraction": 0.34}, "fewer than a third"),
         ({"num-corrupt": 4, "num-clients": 12}, "at most 3"),

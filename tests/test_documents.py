@@ -104,12 +104,21 @@ def _flower_project(folder: Path) -> None:
     (folder / "epilogue.py").write_text("app(grid, None)\n")
 
 
+def _own_code(folder: Path) -> None:
+    """The files that docs/extend.md shows, each under the name in its first line."""
+    for block in blocks_of(ROOT / "docs" / "extend.md", "docs/extend.md"):
+        name = re.match(r"# (my_\w+\.py)\n", block.text)
+        if name is not None:
+            (folder / name[1]).write_text(block.text, encoding="utf-8")
+
+
 SETUPS: dict[str, Callable[[Path], None]] = {
     "a-run": _a_run,
     "posterior-runs": _posterior_runs,
     "own-data": _own_data,
     "package": _package,
     "flower-project": _flower_project,
+    "own-code": _own_code,
 }
 
 

@@ -1,0 +1,195 @@
+"""Models, rules and attacks of the user's own, named as FILE.py:FUNCTION."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+from safetensors.numpy import load_file
+
+import attacks
+from attacks.own_code import own_function
+from launch.cluster import cluster
+from launch.recipes import recipe_config
+from launch.simulate import simulate
+from server_app.config import ConfigError, RunConfig, make_config
+from server_app.run import prepare
+from server_app.run_folder import read_metrics
+from strategies.aggregators import OwnRule
+from strategies.corruption import CorruptionBound
+
+MODEL = """
+import torch
+
+def affine(input_shape, num_classes):
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.LazyLinear(num_classes))
+
+def small(input_shape, num_classes):
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.LazyLinear(3))
+
+def broken(input_shape, num_classes):
+    raise RuntimeError("no such thing")
+
+def no_module(input_shape, num_classes):
+    return lambda x: x.flatten(1)[:, :num_classes]
+
+number = 3
+"""
+RULE = """
+import torch
+
+def average(updates, num_corrupt):
+    return updates.mean(dim=0)
+
+def changes_its_input(updates, num_corrupt):
+    updates *= 0
+    return updates[0]
+
+def infinite(updates, num_corrupt):
+    return updates[0] / 0
+
+def short(updates, num_corrupt):
+    return updates[0, :2]
+
+def count(updates, num_corrupt):
+    return torch.full((updates.shape[1],), float(num_corrupt))
+"""
+ATTACK = """
+def backwards(own, *, num_clients, generator, honest=None):
+    return -own
+"""
+
+
+@pytest.fixture
+def code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a file of each kind, which is the working folder."""
+    for name, text in (("my_model", MODEL), ("my_rule", RULE), ("my_attack", ATTACK)):
+        (tmp_path / f"{name}.py").write_text(text)
+    (tmp_path / "raises.py").write_text("1 / 0\n")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def configuration(folder: Path, **options: object) -> RunConfig:
+    values = {
+        "num-clients": 5,
+        "num-server-rounds": 2,
+        "local-steps": 2,
+        "report": False,
+        "output-dir": str(folder),
+        **{name.replace("_", "-"): value for name, value in options.items()},
+    }
+    return recipe_config(None, (), values)
+
+
+def final_model(folder: Path) -> list[np.ndarray]:
+    arrays = load_file(folder / "checkpoints" / "final.safetensors")
+    return [arrays[name] for name in sorted(arrays)]
+
+
+def test_own_code_that_does_what_ours_does_ends_where_ours_ends(code: Path) -> None:
+    ours = {"aggregator": "mean", "attack": "sign-flip"}
+    own = {"aggregator": "my_rule.py:average", "attack": "my_attack.py:backwards"}
+    for name, words in (("ours", ours), ("own", own)):
+        simulate(configuration(code / name, num_byzantine=1, **words), Console(quiet=True))
+    for a, b in zip(final_model(code / "ours"), final_model(code / "own"), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
+
+
+def test_an_own_model_is_the_seed_s_and_leaves_the_global_generator_alone(code: Path) -> None:
+    before = torch.random.get_rng_state()
+    states = [
+        prepare(configuration(code / "run", model="my_model.py:affine", seed=seed)).problem.state()
+        for seed in (1, 1, 2)
+    ]
+    assert torch.equal(before, torch.random.get_rng_state())
+    first, again, other = (state["1.weight"] for state in states)
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+    simulate(configuration(code / "run", model="my_model.py:affine"), Console(quiet=True))
+    entries = read_metrics(code / "run")
+    assert entries[-1]["loss"] < entries[0]["loss"]
+
+
+@pytest.mark.parametrize(
+    ("key", "name", "reason"),
+    [
+        ("aggregator", "nowhere.py:f", "nowhere.py does not exist"),
+        ("aggregator", "my_rule.py:absent", "has no function absent"),
+        ("aggregator", "raises.py:f", "cannot be imported: ZeroDivisionError"),
+        ("aggregator", "my_rule:average", "or a rule of your own as FILE.py:FUNCTION"),
+        ("attack", "nowhere.py:f", "nowhere.py does not exist"),
+        ("attack", "my_attack.py:absent", "has no function absent"),
+        ("model", "nowhere.py:f", "nowhere.py does not exist"),
+        ("model", "my_model.py:number", "has no function number"),
+        ("model", "my_model.py:small", "to logits [n, 10]"),
+        ("model", "my_model.py:broken", "RuntimeError: no such thing"),
+        ("model", "my_model.py:no_module", "must be a torch.nn.Module"),
+    ],
+)
+def test_what_is_wrong_is_one_line_before_anything_starts(
+    code: Path, key: str, name: str, reason: str
+) -> None:
+    words = {key: name, "num_byzantine": 1} if key == "attack" else {key: name}
+    with pytest.raises(ConfigError) as raised:
+        prepare(configuration(code / "run", **words))
+    message = str(raised.value)
+    assert message.startswith(f"{key} = ")
+    assert reason in message
+    assert "\n" not in message
+    assert not (code / "run").exists()
+
+
+def test_no_privacy_is_claimed_for_an_own_rule(code: Path) -> None:
+    with pytest.raises(ConfigError, match=r"aggregator = .*my_rule\.py:average"):
+        configuration(
+            code / "run",
+            aggregator="my_rule.py:average",
+            algorithm="dp-fedavg",
+            participation="poisson",
+            sample_rate=0.5,
+            clip_norm=1.0,
+            epsilon=5.0,
+        )
+
+
+def rule(code: Path, function: str) -> OwnRule:
+    name = f"{code / 'my_rule.py'}:{function}"
+    return OwnRule(name, CorruptionBound(num_corrupt=2), function=own_function(name))
+
+
+def test_a_rule_gets_a_copy_and_the_assumed_number(code: Path) -> None:
+    updates, weights = torch.ones(5, 3), torch.full((5,), 0.2)
+    generator = np.random.default_rng(0)
+    assert rule(code, "changes_its_input")(updates, weights, generator).vector.sum() == 0
+    assert updates.sum() == 15
+    result = rule(code, "count")(updates, weights, generator)
+    assert result.vector.tolist() == [2.0, 2.0, 2.0]
+    assert result.survivors.all()
+
+
+@pytest.mark.parametrize("function", ["infinite", "short"])
+def test_a_result_that_is_no_model_skips_the_round(code: Path, function: str) -> None:
+    with pytest.raises(ValueError, match="expected \\(3,\\) and finite values"):
+        rule(code, function)(torch.ones(5, 3), torch.ones(5) / 5, np.random.default_rng(0))
+
+
+def test_names_without_a_file_mean_what_they_meant() -> None:
+    with pytest.raises(ValueError, match="allowed are"):
+        attacks.get("backwards")
+    assert make_config({"aggregator": "krum", "num-corrupt": 1}).aggregator == "krum"
+
+
+@pytest.mark.deployment
+def test_a_cluster_runs_it_too(code: Path) -> None:
+    own = {
+        "model": "my_model.py:affine",
+        "aggregator": "my_rule.py:average",
+        "attack": "my_attack.py:backwards",
+        "num_byzantine": 1,
+    }
+    simulate(configuration(code / "simulated", **own), Console(quiet=True))
+    cluster(configuration(code / "real", **own), Console(quiet=True))
+    for a, b in zip(final_model(code / "simulated"), final_model(code / "real"), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
