@@ -12,13 +12,17 @@ OWN_CODE = ("model", "aggregator", "attack")
 
 
 def recipe_config(
-    recipe: Path | None, settings: Sequence[str] = (), options: Mapping[str, Any] | None = None
+    recipe: Path | None,
+    settings: Sequence[str] = (),
+    options: Mapping[str, Any] | None = None,
+    defaults: Mapping[str, Any] | None = None,
 ) -> RunConfig:
     """The recipe's values, overridden by `key=value` settings, overridden by `options`.
 
-    Raises ConfigError with one line.
+    `defaults` hold for keys that none of them names. Raises ConfigError with one line.
     """
-    values = read_recipe(recipe) if recipe is not None else {}
+    values = dict(defaults or {})
+    values.update(read_recipe(recipe) if recipe is not None else {})
     values.update(parse_setting(text) for text in settings)
     values.update({key: value for key, value in (options or {}).items() if value is not None})
     for key in OWN_CODE:

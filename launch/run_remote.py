@@ -57,7 +57,9 @@ def run(
 
     to = connection(server, ca, insecure, i_know)
     options = {"num-clients": clients, "output-dir": output_dir, **_nobody_told_to_lie(settings)}
-    config = recipe_config(recipe, settings or (), options)
+    # With TLS the server takes registered keys only (`blackthorn server` knows no other way).
+    defaults = {"node-authentication": to.ca is not None}
+    config = recipe_config(recipe, settings or (), options, defaults)
     with to.open() as control:
         run_id = _submit(config, to)
         typer.echo(f"run {run_id} has started")

@@ -59,7 +59,7 @@ class FedLangevin(FederatedStrategy):
             )
         if scheme != "full" and draws < 1:
             raise ValueError(f"draws = {draws} is not allowed with {scheme}: at least 1")
-        if frame.setdefault("identity", "query") != "query":
+        if frame.setdefault("identity", "query") == "node":
             raise ValueError("identity = 'node' is not allowed: clients must declare their counts")
         frame["local_rate"] = (
             step_size if isinstance(step_size, LangevinRate) else LangevinRate(step_size)

@@ -1,6 +1,8 @@
 """Options of the commands for several machines: what is refused before anybody is contacted."""
 
+import contextlib
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -8,7 +10,7 @@ import pytest
 from launch.addresses import Address, is_loopback, parse_address
 from launch.certs import make
 from launch.cli import main
-from server_app.config import ConfigError
+from server_app.config import ConfigError, RunConfig
 
 
 def refusal(
@@ -62,6 +64,40 @@ def test_a_mistake_is_one_line(
     monkeypatch.chdir(tmp_path)
     make(Path("certs"), ["localhost"], ["node0"])
     assert expected in refusal(monkeypatch, capsys, *arguments.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ("--ca certs/ca.crt", True),
+        ("--insecure", False),
+        ("--ca certs/ca.crt --set node-authentication=false", False),
+        ("--insecure --set node-authentication=true", True),
+    ],
+)
+def test_a_run_over_tls_knows_clients_by_their_keys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: str, expected: bool
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    make(Path("certs"), ["localhost"], [])
+    Path("recipe.toml").write_text('task = "digits"\n')
+    submitted: list[RunConfig] = []
+
+    @contextlib.contextmanager
+    def nobody(_self: object) -> Iterator[None]:
+        yield None
+
+    def submit(config: RunConfig, _to: object) -> int:
+        submitted.append(config)
+        return 1
+
+    monkeypatch.setattr("launch.operator_options.Connection.open", nobody)
+    monkeypatch.setattr("launch.run_remote._submit", submit)
+    monkeypatch.setattr(sys, "argv", ["blackthorn", "run", "recipe.toml", *arguments.split()])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert caught.value.code in (None, 0)
+    assert [config.node_authentication for config in submitted] == [expected]
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,13 @@ def test_every_client_is_told_its_share_and_the_same_secret() -> None:
     assert seeds[0] != seeds[1]
 
 
+def test_clients_that_are_known_by_their_keys_declare_their_counts_too() -> None:
+    grid = enrolled_grid([10, 30, 60])
+    found = run(FedLangevin(0.5, num_clients=3, identity="key"), grid, 1)
+    again = run(FedLangevin(0.5, num_clients=3), enrolled_grid([10, 30, 60]), 1)
+    np.testing.assert_array_equal(found, again)
+
+
 def test_a_client_that_enrols_later_is_not_part_of_the_posterior() -> None:
     class Growing(MemoryGrid):
         def get_node_ids(self) -> list[int]:

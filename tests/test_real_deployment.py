@@ -103,6 +103,8 @@ def test_a_run_ends_with_a_model_and_says_where(
     summary = json.loads((folder / "summary.json").read_text())
     assert (summary["status"], summary["rounds_completed"]) == ("completed", ROUNDS)
     assert summary["clients"] == {"invited": 9, "replied": 9, "rejected": 0}
+    # Over TLS with registered keys, a client is known by its key.
+    assert "node-authentication = true" in (folder / "config.toml").read_text()
     assert "completed: 3 rounds" in said
     status = federation.operate("status", "--certs", "certs")
     assert f"finished:completed, round {ROUNDS}/{ROUNDS}" in status
