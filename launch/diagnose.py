@@ -13,15 +13,22 @@ from server_app.posterior_plots import plot_autocorrelation, plot_traces
 from server_app.prediction import load_run
 
 # What may differ between chains of one posterior.
-_OF_THE_CHAIN = ("output_dir", "langevin_seed", "num_server_rounds", "burn_in", "max_samples")
+_OF_THE_CHAIN = (
+    *("output_dir", "langevin_seed", "num_server_rounds", "burn_in", "max_samples"),
+    *("initial_point", "data_dir", "evaluate_every", "instruments", "checkpoint_every", "report"),
+    *("tensorboard", "mlflow_uri", "round_timeout", "start_timeout"),
+)
 
 
 def diagnose_runs(runs: Sequence[Path], console: Console) -> list[Diagnosis]:
     """Effective sample size and split-R̂ over the samples of several runs, one chain each.
 
     The plots go to the first run's folder. Raises ConfigError with one line, also where the runs
-    sample different posteriors.
+    sample different posteriors, or one run is named twice.
     """
+    for number, run in enumerate(runs):
+        if run.resolve() in [other.resolve() for other in runs[:number]]:
+            raise ConfigError(f"{run} is named twice: a chain counts once")
     config, problem = load_run(runs[0])
     for run in runs[1:]:
         other, _ = load_run(run)
@@ -29,7 +36,7 @@ def diagnose_runs(runs: Sequence[Path], console: Console) -> list[Diagnosis]:
             if key not in _OF_THE_CHAIN and getattr(other, key) != getattr(config, key):
                 raise ConfigError(
                     f"{run} is another posterior's chain than {runs[0]}: "
-                    f"{key.replace('_', '-')} = {getattr(other, key)}"
+                    f"{key.replace('_', '-')} = {getattr(other, key)}, not {getattr(config, key)}"
                 )
     try:
         traces = collect_traces(runs, problem)
@@ -44,7 +51,10 @@ def diagnose_runs(runs: Sequence[Path], console: Console) -> list[Diagnosis]:
     ]
     if draws > 1:
         plots = runs[0] / "plots"
-        lines += ["", str(plot_traces(traces, plots / "trace.png"))]
-        lines.append(str(plot_autocorrelation(traces, plots / "autocorrelation.png")))
+        try:
+            lines += ["", str(plot_traces(traces, plots / "trace.png"))]
+            lines.append(str(plot_autocorrelation(traces, plots / "autocorrelation.png")))
+        except OSError as error:
+            raise ConfigError(f"{plots} cannot be written: {error.strerror}") from error
     console.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
     return found

@@ -1,6 +1,8 @@
 """`blackthorn predict`: class probabilities from a run's posterior samples."""
 
+import os
 import zipfile
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -8,9 +10,10 @@ from rich.console import Console
 
 from launch.posterior_lines import calibration_table
 from server_app.calibration import calibration
-from server_app.config import ConfigError
+from server_app.config import ConfigError, RunConfig
 from server_app.posterior_plots import plot_entropy, plot_reliability
 from server_app.prediction import Predictions, load_run, predict_with
+from tasks.problem import Problem
 
 _SHOWN = 10
 
@@ -30,7 +33,7 @@ def predict(
     x, y = read_examples(data)
     if y is not None and (y.shape != x.shape[:1] or y.dtype.kind not in "iu"):
         raise ConfigError(f"{data}: y must hold one integer for each of the {len(x)} examples")
-    predictions = predict_with(run, config, problem, x)
+    predictions = _predictions(run, config, problem, data, x)
     reports = {}
     if y is not None:
         try:
@@ -43,17 +46,20 @@ def predict(
     lines = [f"{len(x)} examples, {predictions.num_samples} posterior samples", ""]
     lines += _first_rows(predictions)
     plots = run / "plots" if out is None else out.parent
+    _check_writable(plots)
     if reports:
         lines += ["", *calibration_table({k: r.figures() for k, r in reports.items()})]
         lines.append(str(plot_reliability(reports, plots / f"reliability-{data.stem}.png")))
     if ood is not None:
-        elsewhere = predict_with(run, config, problem, read_examples(ood)[0])
-        entropies = {data.stem: predictions.entropy, ood.stem: elsewhere.entropy}
+        elsewhere = _predictions(run, config, problem, ood, read_examples(ood)[0])
+        # There may be files of one name in two folders.
+        names = (data.stem, ood.stem if ood.stem != data.stem else f"{ood.stem} (elsewhere)")
+        entropies = dict(zip(names, (predictions.entropy, elsewhere.entropy), strict=True))
         path = plots / f"entropy-{data.stem}-{ood.stem}.png"
         lines += [
             "",
-            f"mean predictive entropy: {data.stem} {predictions.entropy.mean():.4f}, "
-            f"{ood.stem} {elsewhere.entropy.mean():.4f}",
+            f"mean predictive entropy: {names[0]} {predictions.entropy.mean():.4f}, "
+            f"{names[1]} {elsewhere.entropy.mean():.4f}",
             str(plot_entropy(entropies, problem.task.num_classes, path)),
         ]
     if out is not None:
@@ -69,10 +75,43 @@ def read_examples(path: Path) -> tuple[np.ndarray, np.ndarray | None]:
         with np.load(path, allow_pickle=False) as archive:
             if not isinstance(archive, np.lib.npyio.NpzFile) or "x" not in archive:
                 raise ValueError("it has no array x")
-            return archive["x"], archive.get("y")
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+            x, y = archive["x"], archive.get("y")
+            # A member that is not in NumPy's format comes back as bytes.
+            for name, array in (("x", x), ("y", y)):
+                if isinstance(array, bytes):
+                    raise ValueError(f"its {name} is no array")
+            return x, y
+    except (
+        OSError,
+        ValueError,
+        EOFError,
+        RuntimeError,
+        zipfile.BadZipFile,
+        zlib.error,
+    ) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ConfigError(f"data {path} is not an .npz file with an array x: {reason}") from error
+
+
+def _predictions(
+    run: Path, config: RunConfig, problem: Problem, path: Path, x: np.ndarray
+) -> Predictions:
+    try:
+        return predict_with(run, config, problem, x)
+    except ConfigError as error:
+        # There may be two files of examples: whose x it is.
+        if str(error).startswith("x "):
+            raise ConfigError(f"{path}: {error}") from error
+        raise
+
+
+def _check_writable(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot be written: {error.strerror}") from None
+    if not os.access(folder, os.W_OK):
+        raise ConfigError(f"{folder} cannot be written: give --out another folder")
 
 
 def _first_rows(predictions: Predictions) -> list[str]:

@@ -475,6 +475,22 @@ def _check_langevin(config: RunConfig) -> None:
             f"burn-in = {config.burn_in} is not allowed with num-server-rounds = "
             f"{config.num_server_rounds}: less, or there is no sample"
         )
+    rounds = config.num_server_rounds - config.burn_in
+    if config.thinning > rounds:
+        raise ValueError(
+            f"thinning = {config.thinning} is not allowed with num-server-rounds = "
+            f"{config.num_server_rounds} and burn-in = {config.burn_in}: at most {rounds}, or "
+            "there is no sample"
+        )
+    for key, number in (
+        ("prior-precision", config.prior_precision),
+        ("temperature", config.temperature),
+    ):
+        if number > _LARGEST_RATE:
+            raise ValueError(
+                f"{key} = {number} is not allowed: at most {_LARGEST_RATE:g}, since training is "
+                "in float32"
+            )
 
 
 def _check_clipping(config: RunConfig) -> None:

@@ -40,6 +40,12 @@ def report_posterior(run: Path, config: RunConfig, problem: Problem) -> dict[str
     return found
 
 
+def check_posterior(config: RunConfig, problem: Problem) -> None:
+    """Raises ValueError where it is known that there is no posterior to sample."""
+    if isinstance(problem.task, BayesLinear):
+        problem.task.posterior(config.prior_precision, config.temperature)
+
+
 def distance_to_posterior(
     run: Path, config: RunConfig, problem: Problem, task: BayesLinear
 ) -> float:

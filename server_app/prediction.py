@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from safetensors.numpy import load_file
 from torch import Tensor
 
@@ -49,8 +50,8 @@ def predict(run: Path, x: np.ndarray | Tensor) -> Predictions:
     """Class probabilities for inputs x [n, *input_shape] by a run's posterior samples.
 
     Floating inputs are taken as they are, uint8 is scaled from 0..255 to [0, 1].
-    Raises ConfigError for a folder without a run or without samples, a task without classes, or
-    inputs of another shape.
+    Raises ConfigError for a folder without a run or without samples, a file of it that is torn, a
+    task without classes, or inputs of another shape or type, or that are not finite.
     """
     config, problem = load_run(run)
     return predict_with(run, config, problem, x)
@@ -76,13 +77,20 @@ def predict_with(
     model = problem.model
     total = np.zeros((len(inputs), problem.task.num_classes))
     total_entropy, samples = np.zeros(len(inputs)), 0
-    for sample in read_samples(run):
-        probabilities = class_probabilities(model, sample.state, inputs)
-        total += probabilities
-        total_entropy += entropy(probabilities)
-        samples += 1
-    if samples == 0:
-        raise ConfigError(f"{run} has no posterior samples: algorithm = {config.algorithm}")
+    try:
+        for sample in read_samples(run):
+            probabilities = class_probabilities(model, sample.state, inputs)
+            total += probabilities
+            total_entropy += entropy(probabilities)
+            samples += 1
+        if samples == 0:
+            raise ConfigError(f"{run} has no posterior samples: algorithm = {config.algorithm}")
+        point = class_probabilities(model, _final_state(run), inputs)
+    except ConfigError:
+        raise
+    except ValueError as error:
+        # A torn file, or the samples of another model.
+        raise ConfigError(f"{run} cannot be predicted with: {error}") from error
     mean = total / samples
     of_the_mean = entropy(mean)
     return Predictions(
@@ -90,7 +98,7 @@ def predict_with(
         of_the_mean,
         # It is never negative, but for rounding.
         np.maximum(of_the_mean - total_entropy / samples, 0.0),
-        class_probabilities(model, _final_state(run), inputs),
+        point,
         samples,
     )
 
@@ -109,21 +117,48 @@ def _checked_inputs(problem: Problem, x: np.ndarray | Tensor) -> Tensor:
     task = problem.task
     if not isinstance(task, LabelledTask):
         raise ConfigError(f"task {task.name} has no classes to predict")
-    inputs = torch.as_tensor(x)
+    inputs = _as_tensor(x)
     if inputs.ndim == 0 or tuple(inputs.shape[1:]) != task.input_shape or len(inputs) == 0:
         shape = ", ".join(map(str, task.input_shape))
         raise ConfigError(f"x has shape {tuple(inputs.shape)}: allowed is (n, {shape}), n >= 1")
     if inputs.dtype == torch.uint8:
         return inputs.float() / 255
     if task.name != "shakespeare" and not inputs.is_floating_point():
-        raise ConfigError(f"x has dtype {inputs.dtype}: allowed are uint8 and floating")
+        raise _wrong_dtype(inputs.dtype)
+    # What the model computes with: a float64 beyond float32's range is infinite to it.
+    dtype = next(problem.model.module.parameters()).dtype
+    if inputs.is_floating_point():
+        wrong = int((~torch.isfinite(inputs.to(dtype))).sum())
+        if wrong:
+            name = str(dtype).removeprefix("torch.")
+            raise ConfigError(f"x holds {wrong} values that are not finite in {name}")
     return inputs
+
+
+def _as_tensor(x: np.ndarray | Tensor) -> Tensor:
+    if isinstance(x, Tensor):
+        return x
+    array = np.asarray(x)
+    if array.dtype.kind not in "biufc":
+        raise _wrong_dtype(array.dtype)
+    if array.dtype == np.longdouble:
+        array = array.astype(np.float64)
+    # PyTorch takes this machine's byte order only.
+    return torch.from_numpy(np.ascontiguousarray(array, array.dtype.newbyteorder("=")))
+
+
+def _wrong_dtype(dtype: object) -> ConfigError:
+    name = str(dtype).removeprefix("torch.")
+    return ConfigError(f"x has dtype {name}: allowed are uint8 and floating")
 
 
 def _final_state(run: Path) -> dict[str, np.ndarray]:
     path = run / "checkpoints" / "final.safetensors"
     if path.exists():
-        return load_file(path)
+        try:
+            return load_file(path)
+        except (OSError, SafetensorError) as error:
+            raise ValueError(f"{path} is not a model: {error}") from error
     # A run that was cut off: its last sample is the last model it left.
     *_, last = read_samples(run)
     return last.state

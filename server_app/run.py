@@ -16,7 +16,7 @@ from server_app.build import build_strategy, check_aggregator, check_attack
 from server_app.config import ConfigError, RunConfig
 from server_app.instruments import Instruments
 from server_app.posterior_recorder import PosteriorRecorder
-from server_app.posterior_report import report_posterior
+from server_app.posterior_report import check_posterior, report_posterior
 from server_app.privacy import (
     check_ledger,
     epsilon_so_far,
@@ -77,6 +77,8 @@ def prepare(config: RunConfig) -> PreparedRun:
             problem.poisoned(shards[0], config.attack)
             if config.algorithm == "fa-ld" and config.participation == "fixed":
                 require_balance(shares({i: s.num_examples for i, s in enumerate(shards)}))
+        if config.algorithm == "fa-ld":
+            check_posterior(config, problem)
     except ValueError as error:
         raise ConfigError(str(error)) from error
     plan = privacy_plan(config) if is_noised(config) else None
@@ -149,6 +151,11 @@ def _federate(
     folder.save_model({k: a.numpy() for k, a in result.arrays.items()}, "final")
     if config.algorithm == "fa-ld":
         folder.posterior = report_posterior(prepared.folder, config, prepared.problem)
+        if not folder.posterior["samples"]:
+            raise RunFailed(
+                f"no posterior sample: {folder.rounds_skipped} of {config.num_server_rounds} "
+                f"rounds left the model as it was; the last one: {folder.last_skip}"
+            )
 
 
 def _final_metrics(prepared: PreparedRun, arrays: ArrayRecord) -> dict[str, float]:

@@ -70,6 +70,18 @@ def test_a_flat_prior_needs_enough_examples() -> None:
     assert task.posterior(0.1, 1.0).mean.shape == (9,)
 
 
+def test_rounding_does_not_make_up_for_missing_examples() -> None:
+    # Whatever the last pivot is after rounding, 0, below it or above it, there is no posterior.
+    for seed in range(30):
+        task = task_of(
+            configuration(
+                problem_dimension=3, num_clients=2, examples_per_client=1, imbalance=0.0, seed=seed
+            )
+        )
+        with pytest.raises(ValueError, match="2 examples leave directions of the 3 open"):
+            task.posterior(0.0, 1.0)
+
+
 def test_examples_a_client_and_differences_between_clients() -> None:
     rows, _ = heterogeneous_clients(
         5, 2000, 2, noise_scale=1.0, heterogeneity=0.0, imbalance=0.5, seed=1

@@ -61,6 +61,12 @@ def test_recipes_are_valid(repository: Path) -> None:
         ({"sample-rate": 0.5}, "set participation = poisson"),
         ({"sample-rate": 0.0}, "sample-rate = 0.0 is not allowed"),
         ({"task": "own-data"}, "needs a shape such as 1,28,28"),
+        (
+            {"algorithm": "fa-ld", "burn-in": 4, "thinning": 7},
+            "thinning = 7 is not allowed with num-server-rounds = 10 and burn-in = 4: at most 6",
+        ),
+        ({"algorithm": "fa-ld", "prior-precision": 1e300}, "prior-precision = 1e+300 is not"),
+        ({"algorithm": "fa-ld", "temperature": 1e300}, "temperature = 1e+300 is not allowed"),
     ],
 )
 def test_wrong_values_give_one_line(values: dict[str, object], expected: str) -> None:
@@ -83,6 +89,15 @@ def test_largest_allowed_number_of_corrupt_clients() -> None:
         ({"task": "mnist", "data-dir": "/nonexistent"}, "data-dir"),
         ({"model": "transformer"}, "transformer"),
         ({"num-clients": 5000}, "5000"),
+        (
+            {
+                "algorithm": "fa-ld",
+                "task": "bayes-linear",
+                "num-clients": 2,
+                "examples-per-client": 1,
+            },
+            "2 examples leave directions of the 10 open: set prior-precision above 0",
+        ),
     ],
 )
 def test_what_only_the_data_can_tell_is_found_before_a_run(

@@ -23,6 +23,7 @@ from launch.recipes import recipe_config
 from launch.simulate import simulate
 from server_app.config import RunConfig, make_config, read_recipe
 from server_app.posterior_store import sample_rounds
+from server_app.run import RunFailed
 from tasks.bayes_linear import heterogeneous_clients
 
 
@@ -117,6 +118,17 @@ def test_the_command_prints_the_distance(repository: Path, tmp_path: Path) -> No
     assert "posterior: 30 samples, smallest effective sample size" in done.output
     assert "2-Wasserstein distance to the exact posterior: 0." in done.output
     assert len(sample_rounds(tmp_path / "run")) == 30
+
+
+def test_a_chain_that_diverged_before_its_first_sample_is_a_failed_run(
+    repository: Path, tmp_path: Path
+) -> None:
+    config = recipe(
+        repository, tmp_path, num_server_rounds=20, burn_in=18, local_steps=10, local_lr=10.0
+    )
+    with pytest.raises(RunFailed, match=r"no posterior sample: \d+ of 20 rounds left the model"):
+        simulate(config, Console(quiet=True))
+    assert '"status": "failed"' in (tmp_path / "summary.json").read_text()
 
 
 def test_seeded_noise_makes_a_run_repeatable_and_no_seed_does_not(

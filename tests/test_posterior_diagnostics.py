@@ -135,6 +135,26 @@ def test_several_runs_are_chains_of_one_posterior(
         diagnose_runs([folders[0], other], Console(quiet=True))
 
 
+def test_chains_may_begin_elsewhere_and_one_counts_once(tmp_path: Path) -> None:
+    folders = [tmp_path / name for name in ("one", "two")]
+    for number, folder in enumerate(folders):
+        chain = configuration(
+            folder,
+            task="bayes-linear",
+            problem_dimension=2,
+            langevin_seed=number,
+            initial_point=5.0 * number,
+            evaluate_every=1 + number,
+            report=False,
+        )
+        simulate(chain, Console(quiet=True))
+    assert len(diagnose_runs(folders, Console(quiet=True))) > 2
+    with pytest.raises(ConfigError, match="is named twice: a chain counts once"):
+        diagnose_runs([folders[0], folders[0] / ".." / "one"], Console(quiet=True))
+    with pytest.raises(ConfigError, match="is not a run folder"):
+        diagnose_runs([tmp_path / "nowhere"], Console(quiet=True))
+
+
 def test_arviz_is_imported_only_where_it_is_needed(repository: Path) -> None:
     """It takes seconds, which no client and no `--help` should wait for."""
     code = "import sys, client_app.app, server_app.app, launch.cli; print('arviz' in sys.modules)"

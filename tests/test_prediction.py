@@ -1,6 +1,8 @@
 """Predictions from posterior samples, and how calibrated they are, against naive definitions."""
 
+import io
 import math
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -176,6 +178,9 @@ def test_the_command_writes_predictions_report_and_plots(
         ({"x": np.zeros((3, 5))}, r"x has shape \(3, 5\): allowed is \(n, 2\)"),
         ({"x": np.zeros((0, 2))}, "n >= 1"),
         ({"x": np.zeros((3, 2), dtype=int)}, "allowed are uint8 and floating"),
+        ({"x": np.array([["a", "b"]])}, "x has dtype <U1: allowed are uint8 and floating"),
+        ({"x": np.array([[1, np.nan], [np.inf, 0]])}, r"\.npz: x holds 2 values that are not fini"),
+        ({"x": np.array([[1e40, 0]])}, "x holds 1 values that are not finite in float32"),
         ({"x": np.zeros((3, 2)), "y": np.zeros(3)}, "one integer for each"),
         ({"x": np.zeros((3, 2)), "y": np.array([0, 1, 7])}, "allowed are 0 to 2"),
     ],
@@ -193,6 +198,77 @@ def test_what_is_no_run_and_what_has_no_samples(tmp_path: Path) -> None:
     own_run(tmp_path / "run", samples=0)
     with pytest.raises(ConfigError, match="has no posterior samples"):
         predict(tmp_path / "run", np.zeros((1, 2)))
+
+
+@pytest.mark.parametrize("wrong", ["x", "y"])
+def test_an_archive_s_member_that_is_no_array(tmp_path: Path, wrong: str) -> None:
+    own_run(tmp_path / "run")
+    path = tmp_path / "examples.npz"
+    with zipfile.ZipFile(path, "w") as archive:
+        for name in ("x", "y"):
+            stream = io.BytesIO()
+            np.save(stream, np.zeros((3, 2)))
+            archive.writestr(f"{name}.npy", b"hello" if name == wrong else stream.getvalue())
+    with pytest.raises(ConfigError, match=f"its {wrong} is no array"):
+        predict_command(tmp_path / "run", path, Console(quiet=True))
+
+
+def test_an_archive_that_was_damaged(tmp_path: Path) -> None:
+    own_run(tmp_path / "run")
+    path = tmp_path / "examples.npz"
+    np.savez_compressed(path, x=np.random.default_rng(0).normal(size=(4000, 2)))
+    damaged = bytearray(path.read_bytes())
+    damaged[2000:2400] = b"\xff" * 400
+    path.write_bytes(damaged)
+    with pytest.raises(ConfigError, match=r"is not an \.npz file with an array x"):
+        predict_command(tmp_path / "run", path, Console(quiet=True))
+
+
+def test_floating_inputs_of_any_byte_order_and_precision(tmp_path: Path) -> None:
+    own_run(tmp_path / "run")
+    x = np.random.default_rng(1).normal(size=(5, 2)).astype(np.float32)
+    expected = predict(tmp_path / "run", x).probabilities
+    for dtype in (">f4", "<f8", ">f8", np.longdouble):
+        found = predict(tmp_path / "run", x.astype(dtype)).probabilities
+        np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize(
+    "torn", [f"{FOLDER}/slot-00001.safetensors", "checkpoints/final.safetensors"]
+)
+def test_a_torn_file_or_another_model_s_is_one_line(tmp_path: Path, torn: str) -> None:
+    own_run(tmp_path / "run")
+    path = tmp_path / "run" / torn
+    path.write_bytes(path.read_bytes()[:50])
+    with pytest.raises(ConfigError, match=f"{path.name} is not a") as caught:
+        predict(tmp_path / "run", np.zeros((1, 2)))
+    assert "\n" not in str(caught.value)
+    save_file({"weight": np.zeros(3)}, path, metadata={"round": "2", "number": "1"})
+    with pytest.raises(ConfigError, match="cannot be predicted with: parameter"):
+        predict(tmp_path / "run", np.zeros((1, 2)))
+
+
+def test_two_files_of_one_name_are_told_apart(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own_run(tmp_path / "run")
+    (tmp_path / "far").mkdir()
+    x = np.random.default_rng(1).normal(size=(30, 2))
+    data, elsewhere = files(tmp_path, x=x), files(tmp_path / "far", x=10 * x)
+    predict_command(tmp_path / "run", data, Console(width=300), ood=elsewhere)
+    text = capsys.readouterr().out
+    assert "mean predictive entropy: examples " in text
+    assert ", examples (elsewhere) " in text
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    own_run(tmp_path / "run")
+    (tmp_path / "taken").write_text("a file")
+    data = files(tmp_path, x=np.zeros((3, 2)))
+    with pytest.raises(ConfigError, match="taken cannot be written"):
+        predict_command(
+            tmp_path / "run", data, Console(quiet=True), out=tmp_path / "taken" / "out.npz"
+        )
 
 
 def test_integers_are_scaled_as_in_training(tmp_path: Path) -> None:
