@@ -4,13 +4,14 @@ A reply holds one ArrayRecord "arrays" with the model's state_dict and one Metri
 with num-examples.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
-from strategies.array_codec import decode, encode_state
+from strategies.array_codec import decode, encode, encode_state
 from tasks.flat_model import FlatModel
 
 
@@ -49,6 +50,18 @@ def read_round(message: Message) -> RoundRequest:
     )
 
 
+def read_rounds(messages: Sequence[Message]) -> list[RoundRequest]:
+    """The instructions in the train messages of one round, which differ in the clients' shares
+    of the examples alone. Raises KeyError if they are not ours."""
+    first = read_round(messages[0])
+    if "share" not in messages[0].content["config"]:
+        return [first] * len(messages)
+    return [
+        replace(first, share=float(_number(message.content["config"]["share"])))
+        for message in messages
+    ]
+
+
 def _number(value: object) -> int | float:
     if isinstance(value, int | float):
         return value
@@ -62,15 +75,19 @@ def start_vector(arrays: ArrayRecord, model: FlatModel) -> torch.Tensor:
 
 
 def trained_arrays(
-    arrays: ArrayRecord, model: FlatModel, trained: torch.Tensor
+    arrays: ArrayRecord,
+    model: FlatModel,
+    trained: torch.Tensor,
+    write: Callable[[np.ndarray], Array] = encode,
 ) -> list[ArrayRecord]:
     """Each client's state_dict: w from its row of `trained` [B, d], all other entries as the
-    server sent them."""
+    server sent them. `write` makes a parameter's Array; HeldArray, where nothing leaves the
+    process, forbids that `trained` changes afterwards."""
     views = {name: view.numpy() for name, view in model.unflatten(trained).items()}
     return [
         encode_state(
             {
-                name: views[name][client] if name in views else array
+                name: write(views[name][client]) if name in views else array
                 for name, array in arrays.items()
             }
         )

@@ -21,7 +21,7 @@ from client_app.dp_sgd import sample_epsilon, train_clients_privately
 from client_app.messages import (
     RoundRequest,
     enrolment_reply,
-    read_round,
+    read_rounds,
     start_vector,
     train_reply,
     trained_arrays,
@@ -30,7 +30,8 @@ from client_app.private_update import noised_models
 from client_app.training import client_generator, train_clients
 from server_app.config import RunConfig
 from server_app.privacy_checks import claims_privacy
-from simulation.memory import keep_freed_memory
+from simulation.memory import keep_freed_memory, set_imports_aside
+from strategies.array_codec import HeldArray
 from tasks.problem import Problem
 from tasks.shards import Shard
 
@@ -55,6 +56,7 @@ class EngineGrid(Grid):
                 "nodes; use blackthorn cluster"
             )
         keep_freed_memory()
+        set_imports_aside()
         self.config = config
         self.problem = problem
         self._shards = problem.shards()
@@ -129,8 +131,7 @@ class EngineGrid(Grid):
 
     def cohort(self, messages: Sequence[Message]) -> "Cohort":
         """What the train `messages` of one round ask for."""
-        # The messages of a round differ in nothing but the client, and its share of the examples.
-        requests = [read_round(message) for message in messages]
+        requests = read_rounds(messages)
         clients = [_client_of(message) for message in messages]
         seed, server_round = self.config.seed, requests[0].server_round
         return Cohort(
@@ -204,7 +205,7 @@ def _replies(
 ) -> list[Message]:
     config, request = grid.config, cohort.requests[0]
     noised = noised_models(config, params, request, cohort.clients)
-    answers = trained_arrays(request.arrays, grid.problem.model, noised)
+    answers = trained_arrays(request.arrays, grid.problem.model, noised, HeldArray)
     silent = claims_privacy(config)
     return [
         train_reply(

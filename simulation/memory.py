@@ -1,7 +1,10 @@
-"""Keeps the memory that a round has freed for the next one."""
+"""What a process does once so that thousands of messages a round cost little memory work."""
 
+import atexit
 import ctypes
+import gc
 import platform
+from functools import cache
 
 # Parameters of glibc's mallopt(3).
 _TRIM_THRESHOLD = -1
@@ -11,6 +14,7 @@ _NEVER = 2**31 - 1
 _PAD_BYTES = 64 * 2**20
 
 
+@cache
 def keep_freed_memory() -> bool:
     """Tell the C library never to give freed memory back to the system, in this whole process.
 
@@ -25,3 +29,16 @@ def keep_freed_memory() -> bool:
     mallopt = ctypes.CDLL(None).mallopt
     wanted = ((_MMAP_MAX, 0), (_TRIM_THRESHOLD, _NEVER), (_TOP_PAD, _PAD_BYTES))
     return all(mallopt(parameter, value) == 1 for parameter, value in wanted)
+
+
+@cache
+def set_imports_aside() -> None:
+    """Exempt what exists now, above all the imported libraries, from garbage collection.
+
+    A round makes so many messages that the collector looks through everything a few times: the
+    half million objects of PyTorch took longer than the round's arithmetic. Once a process: what
+    is garbage at this moment stays.
+    """
+    gc.freeze()
+    # Libraries that count their objects at the end expect them to be collected then.
+    atexit.register(gc.unfreeze)

@@ -57,6 +57,8 @@ def exchange(
     Never raises for what a client did: replies that are late, missing or cannot be read come
     back as a Delivery without message.
     """
+    if messages and getattr(grid, "synchronous", False):
+        return _answers(grid, messages, clients, timeout)
     awaited = send(grid, messages, clients, timeout)
     for reply in awaited:
         reply.wait()
@@ -106,8 +108,7 @@ def send(
         return []
     deadline = time.monotonic() + timeout
     if getattr(grid, "synchronous", False):
-        replies = grid.send_and_receive(messages, timeout=timeout)
-        deliveries = attribute_replies(replies, messages, clients)
+        deliveries = _answers(grid, messages, clients, timeout)
         return [AwaitedReply(delivery.client, deadline, delivery) for delivery in deliveries]
     message_ids: list[str | None] = []
     with contextlib.suppress(LinkDown):
@@ -122,6 +123,14 @@ def send(
         if message_id:
             awaited[-1].pull(grid, message, message_id, poll_interval(len(messages)))
     return awaited
+
+
+def _answers(
+    grid: Grid, messages: Sequence[Message], clients: Sequence[int], timeout: float
+) -> list[Delivery]:
+    """One Delivery a client, of a grid that has answered when it was asked."""
+    replies = grid.send_and_receive(messages, timeout=timeout)
+    return attribute_replies(replies, messages, clients)
 
 
 def poll_interval(num_messages: int) -> float:

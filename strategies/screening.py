@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 
-from .array_codec import NUMPY, read_header
+from .array_codec import NUMPY, HeldArray, read_header
 from .global_model import GlobalModel
 from .layout import ModelLayout
 
@@ -82,21 +82,35 @@ def _decode_array(name: str, array: Array, shape: tuple[int, ...], dtype: np.dty
     """Decode one .npy payload without allocating what its header merely promises."""
     if array.stype != NUMPY:
         raise RejectedReply(f"{name}: unknown serialisation {array.stype[:40]!r}")
+    held = array.value if isinstance(array, HeldArray) else None
+    if held is not None:
+        _check_form(name, held.dtype, held.shape, dtype, shape)
+        return held
     try:
         header, real_shape, fortran, real_dtype = read_header(array.data)
     # NumPy's reader evaluates the header as Python: a hostile one ends in an IndexError, a
     # TokenError, a RecursionError, ...
     except Exception:
         raise RejectedReply(f"{name}: the payload is not a NumPy array") from None
-    if real_dtype != dtype:
-        raise RejectedReply(f"{name}: dtype {_shown(real_dtype)}, expected {dtype}")
-    if real_shape != shape:
-        raise RejectedReply(f"{name}: shape {_shown(real_shape)}, expected {shape}")
+    _check_form(name, real_dtype, real_shape, dtype, shape)
     body = memoryview(array.data)[header:]
     if len(body) != math.prod(shape) * dtype.itemsize:
         raise RejectedReply(f"{name}: {len(body)} bytes of data do not fit shape {shape}")
     flat = np.frombuffer(body, dtype=dtype)
     return flat.reshape(shape, order="F" if fortran else "C")
+
+
+def _check_form(
+    name: str,
+    real_dtype: np.dtype,
+    real_shape: tuple[int, ...],
+    dtype: np.dtype,
+    shape: tuple[int, ...],
+) -> None:
+    if real_dtype != dtype:
+        raise RejectedReply(f"{name}: dtype {_shown(real_dtype)}, expected {dtype}")
+    if real_shape != shape:
+        raise RejectedReply(f"{name}: shape {_shown(real_shape)}, expected {shape}")
 
 
 def _shown(value: object) -> str:

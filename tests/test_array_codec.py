@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord
 
-from strategies.array_codec import decode, encode, encode_state, read_header
+from strategies.array_codec import HeldArray, decode, encode, encode_state, read_header
 
 VALUES = [
     np.arange(6, dtype=np.float32).reshape(2, 3),
@@ -66,3 +66,25 @@ def test_objects_are_never_unpickled() -> None:
     np.save(stream, np.array([print], dtype=object), allow_pickle=True)
     with pytest.raises(ValueError, match="OBJECT"):
         decode(Array("object", (1,), "numpy.ndarray", stream.getvalue()))
+
+
+def test_a_held_array_is_the_array_in_bytes_once_somebody_asks() -> None:
+    value = np.arange(12, dtype=np.float32).reshape(3, 4)[:, ::2]
+    held, plain = HeldArray(value), Array(value)
+    assert held.value is value
+    assert (held.dtype, held.shape, held.stype) == (plain.dtype, plain.shape, plain.stype)
+    assert held.data == plain.data
+    assert held.object_id == plain.object_id
+    assert np.array_equal(held.numpy(), value)
+    copy = decode(held)
+    copy[:] = -1
+    assert np.array_equal(value, plain.numpy())
+
+
+def test_a_held_array_whose_bytes_were_replaced_holds_those() -> None:
+    held = HeldArray(np.zeros(3, dtype=np.float32))
+    before = held.object_id
+    held.data = Array(np.ones(3, dtype=np.float32)).data
+    assert held.value is None
+    assert held.object_id != before
+    assert decode(held).tolist() == held.numpy().tolist() == [1, 1, 1]

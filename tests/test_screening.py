@@ -12,6 +12,7 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 
 from strategies.aggregation import rage
+from strategies.array_codec import HeldArray
 from strategies.delivery import Delivery
 from strategies.global_model import GlobalModel
 from strategies.inbox import screen_inbox
@@ -182,6 +183,17 @@ def test_missing_and_extra_entries() -> None:
 )
 def test_wrong_shapes_and_dtypes(name: str, value: np.ndarray, expected: str) -> None:
     assert reason(reply({**honest(), name: Array(value)})) == expected
+
+
+def test_arrays_held_in_this_process_are_screened_as_others() -> None:
+    honest_values = {name: array.numpy() for name, array in honest().items()}
+    held = {name: HeldArray(value) for name, value in honest_values.items()}
+    expected = screen_reply(reply(), global_model(), LOCAL_LR)
+    assert torch.equal(screen_reply(reply(held), global_model(), LOCAL_LR).update, expected.update)
+    for wrong in (WEIGHT.T, WEIGHT.astype(np.float64), np.full_like(WEIGHT, np.nan)):
+        assert reason(reply({**held, "weight": HeldArray(wrong)})) == reason(
+            reply({**held, "weight": Array(wrong)})
+        )
 
 
 def test_the_outer_header_is_not_believed() -> None:
