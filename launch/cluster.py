@@ -16,6 +16,7 @@ from launch.progress import RoundPrinter
 from server_app.config import ConfigError, RunConfig, to_mapping
 from server_app.operator_log import longest_run
 from server_app.privacy import privacy_of_dead_run
+from server_app.resume import how_it_goes_on
 from server_app.run import RunFailed, prepare
 from server_app.run_folder import create_folder, read_metrics, read_summary, write_failure
 from server_app.run_report import publish
@@ -48,6 +49,7 @@ def cluster(
     create_folder(folder)
     if prepared.saved is not None:
         _set_logs_aside(folder)
+        console.print(how_it_goes_on(prepared.saved), markup=False, highlight=False)
     console.print(f"run folder: {folder}", markup=False, highlight=False, soft_wrap=True)
     console.print(f"starting a SuperLink and {config.num_clients} SuperNodes...", highlight=False)
     try:
@@ -139,11 +141,11 @@ class _MetricsTail:
     def __init__(self, folder: Path, printer: RoundPrinter, done: int) -> None:
         self._folder = folder
         self._printer = printer
-        # Lines of the rounds before a run was resumed have been shown.
-        self._shown = sum(entry["round"] <= done for entry in read_metrics(folder))
+        # The rounds before a run was resumed have been shown.
+        self._last = done
 
     def show_new(self) -> None:
-        entries = read_metrics(self._folder)
-        for entry in entries[self._shown :]:
-            self._printer.show(entry)
-        self._shown = len(entries)
+        for entry in read_metrics(self._folder):
+            if entry["round"] > self._last:
+                self._printer.show(entry)
+                self._last = entry["round"]

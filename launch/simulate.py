@@ -8,6 +8,7 @@ from rich.console import Console
 
 from launch.progress import RoundPrinter
 from server_app.config import ConfigError, RunConfig
+from server_app.resume import how_it_goes_on
 from server_app.run import execute, prepare
 from server_app.run_report import REPORT
 from simulation.engine import EngineGrid
@@ -31,6 +32,8 @@ def simulate(
         grid = EngineGrid(config, prepared.problem)
     except ValueError as error:
         raise ConfigError(str(error)) from error
+    if prepared.saved is not None:
+        console.print(how_it_goes_on(prepared.saved), markup=False, highlight=False)
     with RoundPrinter(console, config.num_server_rounds, label) as printer:
         summary = execute(prepared, grid, [printer, *observers])
     text = f"{label}run folder: {prepared.folder}"

@@ -18,8 +18,9 @@ from strategies.reports import RoundReport
 CLIENTS = "clients.jsonl"
 
 # From the least to the most worth knowing: where several share a cell of a plot, the last counts.
-# "skipped": the reply was sound, but the round left the model as it was.
-STATES = ("not invited", "kept", "skipped", "no reply", "filtered", "rejected")
+# "surplus": enough others had answered. "skipped": the reply was sound, but the round left the
+# model as it was.
+STATES = ("not invited", "surplus", "kept", "skipped", "no reply", "filtered", "rejected")
 
 
 def history_entry(report: RoundReport) -> dict[str, Any]:
@@ -32,6 +33,7 @@ def client_fields(report: RoundReport) -> dict[str, Any]:
     filtered = set(report.filtered)
     sound = "skipped" if report.skipped else "kept"
     states: dict[str, list[int]] = {state: [] for state in STATES[1:]}
+    states["surplus"].extend(report.surplus)
     for client in report.accepted:
         states["filtered" if client in filtered else sound].append(client)
     for rejection in report.rejected:

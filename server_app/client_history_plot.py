@@ -16,6 +16,7 @@ from server_app.figures import BLACK, ORANGE, new_axes, new_figure, save
 # Apart for the colour-blind, and in lightness too: what is worth knowing is dark.
 COLOURS = {
     "not invited": "#FFFFFF",
+    "surplus": "#DCEFFA",
     "kept": "#8CC8EA",
     "skipped": "#999999",
     "no reply": "#F0E442",

@@ -22,7 +22,24 @@ def read_resumed(config: RunConfig) -> Saved:
 
     Raises ConfigError, one line, where it cannot go on with this configuration.
     """
-    folder = Path(config.resume).expanduser()
+    try:
+        return _read(config, Path(config.resume).expanduser())
+    except (OSError, ValueError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise ConfigError(f"resume = {config.resume} is not allowed: {reason}") from None
+
+
+def how_it_goes_on(saved: Saved) -> str:
+    """A line for people: after which round, and which states could not be used."""
+    said = f"the run goes on after round {saved.state.server_round}"
+    if saved.damaged:
+        said += f", since {' and '.join(saved.damaged)} cannot be used: damaged"
+    return said
+
+
+def _read(config: RunConfig, folder: Path) -> Saved:
     if config.output_dir and Path(config.output_dir).expanduser().resolve() != folder.resolve():
         raise ConfigError(
             f"output-dir = {config.output_dir} is not allowed with resume = {config.resume}: "
@@ -41,10 +58,7 @@ def read_resumed(config: RunConfig) -> Saved:
             f"resume = {config.resume} is not allowed: the run is completed "
             f"({summary['rounds_completed']} rounds)"
         )
-    try:
-        saved = read_saved(folder)
-    except ValueError as error:
-        raise ConfigError(f"resume = {config.resume} is not allowed: {error}") from error
+    saved = read_saved(folder)
     if saved is None:
         raise ConfigError(
             f"resume = {config.resume} is not allowed: there is no whole state to go on from "

@@ -44,6 +44,9 @@ class Counts:
         self.clients["invited"] += len(report.invited)
         self.clients["replied"] += len(report.accepted)
         self.clients["rejected"] += len(report.rejected)
+        if report.surplus:
+            surplus = self.clients.get("surplus", 0)
+            self.clients["surplus"] = surplus + len(report.surplus)
         self.final.update(report.metrics)
         for rejection in report.rejected:
             _count(self.failures["replies"], rejection.reason)

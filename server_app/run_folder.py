@@ -306,10 +306,12 @@ def _resumed_after(folder: Path) -> list[int]:
 
 
 def _count_clients(entries: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    surplus = sum(len(e.get("surplus", ())) for e in entries)
     return {
         "invited": sum(e["invited"] for e in entries),
         "replied": sum(e["replied"] for e in entries),
         "rejected": sum(len(e["rejected"]) for e in entries),
+        **({"surplus": surplus} if surplus else {}),
     }
 
 

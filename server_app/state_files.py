@@ -8,11 +8,10 @@ before it stays: whatever ends the machine, there is one that is whole.
 
 import hashlib
 import json
-import logging
 import re
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +20,6 @@ from safetensors.numpy import load, save
 
 from strategies.durable_file import replace_file
 from strategies.run_state import RunState
-
-logger = logging.getLogger("blackthorn")
 
 FOLDER = "state"
 _FORMAT = 1
@@ -33,12 +30,16 @@ _NAME = re.compile(r"round-(\d+)-([0-9a-f]{32})\.safetensors")
 @dataclass(frozen=True)
 class Saved:
     """A run after a round: the strategy's state (round 0: nothing yet), what the run folder
-    remembers beside it (arrays, and JSON values), and the configuration it ran with."""
+    remembers beside it (arrays, and JSON values), and the configuration it ran with.
+
+    `damaged`: names of the newer files, which could not be used.
+    """
 
     state: RunState
     arrays: Mapping[str, np.ndarray]
     values: Mapping[str, Any]
     config: Mapping[str, Any]
+    damaged: tuple[str, ...] = ()
 
 
 def write_saved(run: Path, saved: Saved) -> None:
@@ -55,14 +56,14 @@ def write_saved(run: Path, saved: Saved) -> None:
 def read_saved(run: Path) -> Saved | None:
     """The newest whole state in the run folder; None where there is none.
 
-    Damaged ones are named in the log and left out. Raises ValueError, one line, for a state of
-    another version.
+    Raises ValueError, one line, for a state of another version.
     """
+    damaged: list[str] = []
     for path, _, digest in reversed(_files(run)):
         content = path.read_bytes()
         if hashlib.blake2b(content, digest_size=16).hexdigest() == digest:
-            return _decode(content, path)
-        logger.warning("%s is damaged: the state before it is used", path)
+            return replace(_decode(content, path), damaged=tuple(damaged))
+        damaged.append(path.name)
     return None
 
 

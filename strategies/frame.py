@@ -278,8 +278,10 @@ class FederatedStrategy(Strategy):
             )
             self._iterates.see(server_round, self._require_model().arrays(), report.metrics)
             self._round = server_round
+            # Before the observers, who may write down the state.
+            self._quorum_watch.count(report)
             self._publish(report)
-            self._quorum_watch.see(report)
+            self._quorum_watch.check(report)
             if self.must_stop():
                 break
         result.arrays, self.output_round = self._iterates.arrays, self._iterates.server_round
@@ -297,6 +299,7 @@ class FederatedStrategy(Strategy):
         values = {
             "local_lr": self._local_lr,
             "accuracy": self._accuracy,
+            "below_quorum": self._quorum_watch.in_a_row,
             "clients": self._registry.values(),
             "output": iterates.values(),
             "own": self.own_values(),
@@ -376,6 +379,7 @@ class FederatedStrategy(Strategy):
         output = arrays.pop("output", None)
         model.restore(arrays)
         self._local_lr, self._accuracy = state.values["local_lr"], state.values["accuracy"]
+        self._quorum_watch.in_a_row = state.values["below_quorum"]
         self._registry.restore(state.values["clients"])
         kept = model.arrays() if output is None else model.arrays_of(torch.from_numpy(output))
         self._iterates.restore(kept, state.values["output"])

@@ -10,7 +10,7 @@ class NotEnoughReplies(RuntimeError):
 
 
 class QuorumWatch:
-    """Counts rounds below the quorum; raises when `fail_after` (None: never) are in a row.
+    """Counts rounds below the quorum; `fail_after` (None: any number) in a row are too many.
 
     Raises ValueError for `fail_after` below 1.
     """
@@ -19,15 +19,18 @@ class QuorumWatch:
         if fail_after is not None and fail_after < 1:
             raise ValueError(f"fail_after = {fail_after} is not allowed: at least 1")
         self._fail_after = fail_after
-        self._in_a_row = 0
+        self.in_a_row = 0
 
-    def see(self, report: RoundReport) -> None:
-        """Look at a round. Raises NotEnoughReplies when it is one too many."""
-        self._in_a_row = self._in_a_row + 1 if report.below_quorum else 0
-        if self._fail_after is not None and self._in_a_row >= self._fail_after:
+    def count(self, report: RoundReport) -> None:
+        """Look at a round."""
+        self.in_a_row = self.in_a_row + 1 if report.below_quorum else 0
+
+    def check(self, report: RoundReport) -> None:
+        """Raises NotEnoughReplies where the round that was counted last is one too many."""
+        if self._fail_after is not None and self.in_a_row >= self._fail_after:
             last = report.server_round
             raise NotEnoughReplies(
-                f"too few replies in {self._in_a_row} rounds in a row, up to round {last}, which "
+                f"too few replies in {self.in_a_row} rounds in a row, up to round {last}, which "
                 f"had {report.skipped}: {_reasons(report)}"
             )
 

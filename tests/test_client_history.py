@@ -86,6 +86,7 @@ def test_the_totals_of_a_client() -> None:
     assert totals[3] == {
         "client": 7,
         "invited": 2,
+        "surplus": 0,
         "kept": 0,
         "skipped": 0,
         "no reply": 1,
