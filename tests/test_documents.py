@@ -27,6 +27,7 @@ from launch.cluster import PACKAGES
 from launch.recipes import recipe_config
 from launch.simulate import simulate
 from server_app.config import make_config, parse_setting, read_recipe
+from strategies.reports import RoundReport
 
 ROOT = Path(__file__).resolve().parent.parent
 SECONDS = 1800
@@ -53,6 +54,19 @@ def _a_run(folder: Path) -> None:
     settings = {"num-server-rounds": 1, "report": False}
     options = {**settings, "output-dir": str(folder / "runs" / "my-run")}
     simulate(recipe_config(ROOT / "recipes" / "demo.toml", (), options), Console(quiet=True))
+
+
+def _dead_run(folder: Path) -> None:
+    """What a server that was killed after its first round leaves."""
+
+    def kill(report: RoundReport) -> None:
+        if report.server_round == 1:
+            raise KeyboardInterrupt
+
+    options = {"num-server-rounds": 3, "output-dir": str(folder / "runs" / "my-run")}
+    config = recipe_config(ROOT / "recipes" / "demo.toml", (), options)
+    with pytest.raises(KeyboardInterrupt):
+        simulate(config, Console(quiet=True), observers=[kill])
 
 
 def _posterior_runs(folder: Path) -> None:
@@ -114,6 +128,7 @@ def _own_code(folder: Path) -> None:
 
 SETUPS: dict[str, Callable[[Path], None]] = {
     "a-run": _a_run,
+    "dead-run": _dead_run,
     "posterior-runs": _posterior_runs,
     "own-data": _own_data,
     "package": _package,
