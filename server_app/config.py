@@ -358,7 +358,10 @@ class RunConfig(BaseModel):
         "such as sqlite:////absolute/mlflow.db); needs MLflow. Empty: none.",
     )
     state_every: int = Field(
-        1, ge=0, description="Rounds between states to resume from; 0: none, no resume."
+        -1,
+        ge=-1,
+        description="Rounds between states to resume from; -1: after every round, but four times "
+        "a second at most; 0: none, no resume.",
     )
     resume: str = Field(
         "",

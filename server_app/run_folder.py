@@ -26,6 +26,8 @@ from strategies.run_state import RunState
 METRICS = "metrics.jsonl"
 OPERATOR = "operator.jsonl"
 SUMMARY = "summary.json"
+# A state takes some milliseconds: no more often than this where rounds are as quick as that.
+STATE_SECONDS = 0.25
 
 
 def choose_folder(config: RunConfig) -> Path:
@@ -99,7 +101,7 @@ class RunFolder:
         self._config = config
         self._extra = extra
         self._trackers = trackers
-        self._began = time.monotonic()
+        self._began = self._last_state = time.monotonic()
         self._counts = Counts()
         self._output_round: int | None = None
         # What summary.json says of posterior samples; None for runs without.
@@ -144,8 +146,7 @@ class RunFolder:
         self._state = state
 
     def _save_state(self, report: RoundReport, lines: Mapping[str, Mapping[str, Any]]) -> None:
-        every, server_round = self._config.state_every, report.server_round
-        if self._state is None or not every or not server_round or server_round % every:
+        if self._state is None or not self._is_due(report.server_round):
             return
         for log in self._logs.values():
             log.sync()
@@ -159,6 +160,15 @@ class RunFolder:
         }
         config = to_mapping(self._config.model_copy(update={"resume": ""}))
         write_saved(self.path, Saved(self._state(), arrays, values, config))
+        self._last_state = time.monotonic()
+
+    def _is_due(self, server_round: int) -> bool:
+        every = self._config.state_every
+        if server_round == 0 or every == 0:
+            return False
+        if every > 0:
+            return server_round % every == 0
+        return time.monotonic() - self._last_state >= STATE_SECONDS
 
     def _go_on(self, saved: Saved) -> None:
         """Bring the files to where the run stood after the state's round."""

@@ -212,7 +212,7 @@ def test_those_who_fail_are_replaced_from_the_surplus(tmp_path: Path) -> None:
         ({"aggregator": "median", "corrupt-fraction": 0.2}, "with corrupt-fraction"),
         ({"fail-after": 0}, "fail-after = 0"),
         ({"below-quorum": "wait"}, "below-quorum = .*wait"),
-        ({"state-every": -1}, "state-every = -1"),
+        ({"state-every": -2}, "state-every = -2"),
     ],
 )
 def test_what_makes_no_sense_is_refused(options: dict[str, Any], words: str) -> None:

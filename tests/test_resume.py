@@ -40,6 +40,7 @@ SMALL = {
     "batch_size": 8,
     "local_lr": 0.05,
     "checkpoint_every": 2,
+    "state_every": 1,
 }
 NOISED = {"noise_multiplier": 0.7, "clip_norm": 2.0, "instruments": False}
 INSECURE = {**NOISED, "insecure_seeded_noise": True}
@@ -293,6 +294,36 @@ def _shared_seed(folder: Path) -> int:
     return int(saved.state.values["own"]["shared_seed"])
 
 
+def test_by_default_states_are_so_far_apart_that_they_cost_little(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Quick rounds share one, slow rounds have one each; the run goes on from the last."""
+
+    def states(folder: Path, seconds: float) -> set[str]:
+        monkeypatch.setattr(run_folder, "STATE_SECONDS", seconds)
+        seen: set[str] = set()
+
+        def look(report: RoundReport) -> None:
+            del report
+            seen.update(path.name[:11] for path in (folder / FOLDER).iterdir())
+
+        run(settings(folder, state_every=-1), [look])
+        return seen
+
+    assert states(tmp_path / "quick", 600.0) == {"round-00000"}
+    assert len(states(tmp_path / "slow", 0.0)) == ROUNDS + 1
+    whole, dead = tmp_path / "slow", tmp_path / "dead"
+    with pytest.raises(KeyboardInterrupt):
+        run(settings(dead, state_every=-1), [_interrupt])
+    run(settings(dead, state_every=-1, resume=str(dead)))
+    same_end(whole, dead)
+
+
+def _interrupt(report: RoundReport) -> None:
+    if report.server_round == KILLED:
+        raise KeyboardInterrupt
+
+
 # Privacy.
 
 
@@ -395,12 +426,8 @@ def test_half_a_state_never_takes_the_place_of_one(tmp_path: Path) -> None:
     """A kill while a state is written leaves its beginning under another name."""
     dead = tmp_path / "dead"
 
-    def cut(report: RoundReport) -> None:
-        if report.server_round == KILLED:
-            raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        run(settings(dead), [cut])
+        run(settings(dead), [_interrupt])
     half = sorted((dead / FOLDER).iterdir())[-1]
     half.rename(half.with_name(f".{half.name}.part"))
     saved = read_saved(dead)
@@ -480,12 +507,8 @@ def test_no_run_another_folder_and_a_run_without_states(tmp_path: Path) -> None:
     refused(nowhere, "the run goes on in its own folder", output_dir=str(tmp_path))
     refused(nowhere, "File name too long", resume="x" * 300, output_dir="")
 
-    def cut(report: RoundReport) -> None:
-        if report.server_round == KILLED:
-            raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        run(settings(nowhere, state_every=0), [cut])
+        run(settings(nowhere, state_every=0), [_interrupt])
     refused(nowhere, "state-every = 0", state_every=0)
 
 
