@@ -140,8 +140,11 @@ def check_server_files(folder: Path, host: str) -> None:
     """CertificateError unless the folder holds a certificate, good today, for `host`."""
     for name in (CA_CERTIFICATE, SERVER_CERTIFICATE, SERVER_KEY):
         if not (folder / name).is_file():
+            # The pair is made together: what is left of it is in the way.
+            left = existing(folder, [SERVER_CERTIFICATE, SERVER_KEY])
+            first = f"remove {left[0]}, then" if left and name != CA_CERTIFICATE else "make it with"
             raise CertificateError(
-                f"--certs {folder}: there is no {name}; make it with: "
+                f"--certs {folder}: there is no {name}; {first}: "
                 f"blackthorn certs {folder} --host {host}"
             )
     try:

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from launch.addresses import Address, check_insecure, parse_address
+from launch.folders import make_folder
 from server_app.config import ConfigError
 
 
@@ -67,6 +68,15 @@ def client(
     for option, path in (("--ca", ca), ("--key", key), ("--data", data), ("--data-dir", data_dir)):
         if path is not None and not path.exists():
             raise ConfigError(f"{option} {path} does not exist")
+    if ca is not None:
+        from launch.probe import check_authority
+
+        check_authority(ca)
+    if program is not None and not re.fullmatch(r"\w+(\.\w+)*:\w+", program):
+        raise ConfigError(
+            f"--program {program} is not allowed: MODULE:FUNCTION, for example "
+            "attacks.flwr_clientapp:main"
+        )
     own_id = client_id if client_id is not None else _id_of_key(key)
     settings = ClientSettings(
         server=address,
@@ -80,6 +90,7 @@ def client(
         program=program,
         warm=not standard_client,
     )
+    make_folder(settings.logs, "--logs")
     from launch.client_service import take_part
 
     take_part(settings)

@@ -56,4 +56,8 @@ def connection(server: str, ca: Path | None, insecure: bool, i_know: bool) -> Co
         check_insecure(address.host, i_know)
     if ca is not None and not ca.is_file():
         raise ConfigError(f"--ca {ca} does not exist")
+    if ca is not None:
+        from launch.probe import check_authority
+
+        check_authority(ca)
     return Connection(address, ca.resolve() if ca else None)

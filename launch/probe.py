@@ -9,6 +9,8 @@ import socket
 import ssl
 from pathlib import Path
 
+from server_app.config import ConfigError
+
 from .addresses import Address
 from .supervisor import NotYet
 
@@ -44,11 +46,25 @@ def probe(server: Address, ca: Path | None) -> None:
         ) from error
 
 
-def _probe_tls(connection: socket.socket, server: Address, ca: Path) -> None:
+def check_authority(ca: Path) -> None:
+    """ConfigError unless the file holds certificates, in PEM."""
     try:
-        context = ssl.create_default_context(cafile=str(ca))
+        _trusting(ca)
+    except Refused as error:
+        raise ConfigError(str(error)) from error
+
+
+def _trusting(ca: Path) -> ssl.SSLContext:
+    try:
+        return ssl.create_default_context(cafile=str(ca))
     except (OSError, ssl.SSLError) as error:
-        raise Refused(f"--ca {ca} is not a certificate that can be read: {error}") from error
+        raise Refused(
+            f"--ca {ca} is not a certificate that can be read: {error.strerror or error}"
+        ) from error
+
+
+def _probe_tls(connection: socket.socket, server: Address, ca: Path) -> None:
+    context = _trusting(ca)
     context.set_alpn_protocols(["h2"])
     try:
         with context.wrap_socket(connection, server_hostname=server.host):

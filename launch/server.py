@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from launch.addresses import Address, check_insecure, is_loopback, parse_address
+from launch.folders import make_folder
 from server_app.config import ConfigError
 
 _READY_SECONDS = 120.0
@@ -45,6 +46,10 @@ def server(
     """
     if insecure == (certs is not None):
         raise ConfigError("give either --certs DIR, or --insecure")
+    if not 0 < port < 65536:
+        raise ConfigError(f"--port {port} is not allowed: 1 to 65535")
+    if not host:
+        raise ConfigError("--host is empty: the name or IP address that clients dial")
     if insecure:
         check_insecure(host, i_know)
         check_insecure(bind or host, i_know)
@@ -80,9 +85,9 @@ def serve(settings: ServerSettings) -> None:
             check_server_files(settings.certs, settings.host)
         except CertificateError as error:
             raise ConfigError(str(error)) from error
-    settings.state.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_folder(settings.state, "--state")
     with _only_one(settings.state):
-        _check_free(settings.fleet, "--port")
+        _check_free(settings.fleet, "--bind/--port")
         _check_free(settings.control, "--control")
         _run(settings)
 
@@ -114,7 +119,11 @@ def _run(settings: ServerSettings) -> None:
 @contextmanager
 def _only_one(state: Path) -> Iterator[None]:
     """ConfigError if another server uses the folder."""
-    with (state / "lock").open("w") as lock:
+    try:
+        lock = (state / "lock").open("w")
+    except OSError as error:
+        raise ConfigError(f"--state {state} cannot be written to: {error.strerror}") from error
+    with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:

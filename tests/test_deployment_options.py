@@ -38,7 +38,18 @@ def refusal(
         ("server --host other.example.org --certs certs", "is not in the certificate"),
         ("client --server fl.example.org --client-id 0", "give either --ca ca.crt, or --insecure"),
         ("client --server fl.example.org --insecure --client-id 0", "not allowed for fl.example"),
+        ("server --host  --certs certs", "--host is empty"),
+        ("server --host localhost --certs certs --port 99999", "--port 99999 is not allowed"),
+        ("server --host localhost --certs certs --bind 203.0.113.9", "--bind/--port: 203.0.113.9"),
+        ("server --host localhost --certs certs --state certs/ca.crt", "cannot be made: File ex"),
         ("client --server localhost --insecure", "--client-id is missing"),
+        ("client --server localhost --ca certs/server.key", "is not a certificate that can be"),
+        ("client --server localhost --insecure --client-id 0 --program lie", "MODULE:FUNCTION"),
+        (
+            "client --server localhost --insecure --client-id 0 --logs certs/ca.crt/logs",
+            "--logs",
+        ),
+        ("status --ca certs/server.key", "is not a certificate that can be read"),
         ("client --server localhost --ca certs/ca.crt --key nokey", "--key nokey does not exist"),
         ("client --server localhost:0 --ca certs/ca.crt", "--server localhost:0 is not allowed"),
         (
@@ -63,7 +74,7 @@ def test_a_mistake_is_one_line(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     make(Path("certs"), ["localhost"], ["node0"])
-    assert expected in refusal(monkeypatch, capsys, *arguments.split())
+    assert expected in refusal(monkeypatch, capsys, *arguments.split(" "))
 
 
 @pytest.mark.parametrize(
