@@ -6,6 +6,8 @@ from pathlib import Path
 
 import tomli_w
 
+from attacks.own_code import is_own_code
+
 Scalar = str | int | float | bool
 
 _BUNDLED_SUFFIXES = {".py", ".toml", ".md", ".yaml", ".yml", ".json", ".jsonl"}
@@ -30,6 +32,25 @@ def stage_app(app_dir: Path, packages: Sequence[str], target: Path) -> Path:
             raise ValueError(f"app folder {app_dir}: there is no package {package!r} in it")
         shutil.copytree(app_dir / package, target / package, ignore=_unbundled)
     return target
+
+
+def bundle_own_code(
+    app: Path, run_config: Mapping[str, Scalar], keys: Sequence[str]
+) -> dict[str, Scalar]:
+    """Copy the files that FILE.py:FUNCTION names under these keys to `own_code` in the staged app.
+
+    Returns the configuration with the names that the copies have for whoever gets the bundle.
+    """
+    changed = dict(run_config)
+    for key in keys:
+        file, colon, function = str(run_config.get(key, "")).rpartition(":")
+        if not colon or not is_own_code(f"{file}:{function}"):
+            continue
+        copy = Path("own_code") / f"{key}_{Path(file).name}"
+        (app / copy).parent.mkdir(exist_ok=True)
+        shutil.copy2(file, app / copy)
+        changed[key] = f"{copy.as_posix()}:{function}"
+    return changed
 
 
 def _unbundled(folder: str, names: list[str]) -> list[str]:

@@ -5,7 +5,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from .app_bundle import Scalar, stage_app, write_config
+from .app_bundle import Scalar, bundle_own_code, stage_app, write_config
 from .deployment import DeploymentError
 from .workplace import CONNECTION
 
@@ -20,10 +20,12 @@ def submit(
     work: Path,
     env: Mapping[str, str],
     cwd: Path,
+    own_code: Sequence[str] = (),
 ) -> int:
     """Start a run and return its id; `env`'s FLWR_HOME says where the SuperLink is.
 
-    With `packages` only these folders of the app (and its pyproject.toml) are bundled. `work` is a
+    With `packages` only these folders of the app (and its pyproject.toml) are bundled, and the
+    files that the keys in `own_code` name as FILE.py:FUNCTION. `work` is a
     folder that is made for the purpose. DeploymentError with Flower's own words if it refuses;
     ValueError for a bad folder or value.
     """
@@ -31,6 +33,7 @@ def submit(
     app = app_dir.resolve()
     if packages is not None:
         app = stage_app(app, packages, work / "app")
+        run_config = bundle_own_code(app, run_config, own_code)
     config = write_config(run_config, work / "run-config.toml")
     # Flower takes an empty file for a missing one.
     overrides = ["--run-config", str(config)] if run_config else []

@@ -10,6 +10,7 @@ from safetensors.numpy import load_file
 
 import attacks
 from attacks.own_code import own_function
+from launch.app_bundle import bundle_own_code
 from launch.cluster import cluster
 from launch.recipes import recipe_config
 from launch.simulate import simulate
@@ -179,6 +180,28 @@ def test_names_without_a_file_mean_what_they_meant() -> None:
     with pytest.raises(ValueError, match="allowed are"):
         attacks.get("backwards")
     assert make_config({"aggregator": "krum", "num-corrupt": 1}).aggregator == "krum"
+
+
+def test_files_go_with_a_bundle_and_are_found_on_the_module_path(
+    code: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = code / "staged"
+    app.mkdir()
+    values = {
+        "model": f"{code / 'my_model.py'}:affine",
+        "aggregator": f"{code / 'my_rule.py'}:average",
+        "attack": "none",
+    }
+    changed = bundle_own_code(app, values, ("model", "aggregator", "attack"))
+    assert changed == {
+        "model": "own_code/model_my_model.py:affine",
+        "aggregator": "own_code/aggregator_my_rule.py:average",
+        "attack": "none",
+    }
+    with pytest.raises(ValueError, match="does not exist"):
+        own_function(changed["model"])
+    monkeypatch.syspath_prepend(app)
+    assert own_function(changed["model"])((4,), 3)(torch.zeros(1, 4)).shape == (1, 3)
 
 
 @pytest.mark.deployment
