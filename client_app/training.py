@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -104,10 +105,11 @@ def train_clients(
     params, losses = torch.empty_like(starts), start.new_empty(len(shards))
     # Clients of like size go together, so that little is padded.
     order = sorted(range(len(shards)), key=lambda i: shards[i].num_examples)
-    for chunk in _chunks(order, chunk_size, model, shards, spec):
+
+    def train(own_model: FlatModel, chunk: list[int]) -> None:
         index = torch.tensor(chunk)
         trained, trained_losses = _train_chunk(
-            model,
+            own_model,
             starts.index_select(0, index),
             start if start.ndim == 1 else None,
             [shards[i] for i in chunk],
@@ -117,7 +119,44 @@ def train_clients(
         )
         params.index_copy_(0, index, trained)
         losses.index_copy_(0, index, trained_losses)
+
+    chunks = list(_chunks(order, chunk_size, model, shards, spec))
+    # Only LocalSGD is known to keep nothing between its steps.
+    if model.batching == "loop" and isinstance(spec, LocalSGD):
+        _in_threads(train, model, chunks)
+    else:
+        for chunk in chunks:
+            train(model, chunk)
     return params, losses
+
+
+def _in_threads(
+    train: Callable[[FlatModel, list[int]], None], model: FlatModel, chunks: list[list[int]]
+) -> None:
+    """Train the chunks in as many threads as PyTorch may use, each with a single-threaded copy.
+
+    One client's convolutions are too small to be shared: two threads on each gained nothing.
+    """
+    threads = torch.get_num_threads()
+    workers = min(threads, len(chunks))
+    if workers < 2:
+        for chunk in chunks:
+            train(model, chunk)
+        return
+    # A module cannot be called with two sets of parameters at the same time.
+    models = [model.copy() for _ in range(workers)]
+
+    def work(number: int) -> None:
+        torch.set_num_threads(1)
+        for chunk in chunks[number::workers]:
+            train(models[number], chunk)
+
+    try:
+        with ThreadPoolExecutor(workers) as pool:
+            list(pool.map(work, range(workers)))
+    finally:
+        # A part of this setting is the whole process's.
+        torch.set_num_threads(threads)
 
 
 def _chunks(

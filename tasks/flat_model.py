@@ -1,5 +1,6 @@
 """A module seen as a function of one flat vector, for one client or for many at once."""
 
+import copy
 import math
 from collections.abc import Callable, Mapping
 
@@ -60,6 +61,10 @@ class FlatModel:
         self._batched_gradient = vmap(grad_and_value(self._weighted_loss))
         self._analytic: LossAndGradient | None = getattr(module, "analytic_loss_and_gradient", None)
         self._descent: Descent | None = getattr(module, "analytic_descent", None)
+
+    def copy(self) -> "FlatModel":
+        """The same function with a module of its own, for another thread."""
+        return FlatModel(copy.deepcopy(self.module), self.example_loss, self.batching)
 
     def flatten(self, state_dict: Mapping[str, Tensor]) -> Tensor:
         """The vector [d] of a state_dict, a copy; its entries that are not part of w are ignored.

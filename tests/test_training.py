@@ -232,3 +232,33 @@ def test_wrong_calls() -> None:
         train_clients(model, start, shards, SPECS["minibatch"], generators()[1:])
     with pytest.raises(ValueError, match="chunk_size is -1"):
         train_clients(model, start, shards, SPECS["minibatch"], generators(), chunk_size=-1)
+
+
+def test_convolutions_in_threads_are_those_of_one_client_after_the_other() -> None:
+    """Clients of unlike size, more of them than threads; the setting of threads is left alone."""
+    model = FlatModel(build_model("cnn", (1, 8, 8), 3, 0), cross_entropy)
+    generator = torch.Generator().manual_seed(2)
+    shards = [
+        ExampleShard(
+            Examples(
+                torch.randn(n, 1, 8, 8, generator=generator),
+                torch.randint(0, 3, (n,), generator=generator),
+            )
+        )
+        for n in (7, 1, 4, 9, 4)
+    ]
+    start = model.flatten(model.module.state_dict())
+    spec = LocalSGD(3, 4, 0.1, weight_decay=0.01)
+    before = torch.get_num_threads()
+    found = []
+    try:
+        for threads in (1, 3):
+            torch.set_num_threads(threads)
+            generators = [client_generator(0, 1, i) for i in range(5)]
+            found.append(train_clients(model, start, shards, spec, generators))
+            assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+    assert not torch.allclose(found[0][0][0], start)

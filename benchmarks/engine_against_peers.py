@@ -1,0 +1,115 @@
+"""The in-process engine beside Flower's Ray simulation and pfl-research with two processes.
+
+    python -m benchmarks.engine_against_peers [--rounds 7] [--peer-rounds 4]
+
+The unit is a client update: a client's local steps, and its share of all that makes a round. Every
+system runs in processes of its own; its first round, in which workers load data, does not count.
+Nobody evaluates. pfl is not among our dependencies: `pip install pfl`.
+"""
+
+import argparse
+import importlib.util
+import json
+import os
+import statistics
+import subprocess
+import sys
+from datetime import UTC, datetime
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.workloads import WORKLOADS, Workload
+
+POPULATIONS = (300, 3000, 30000)
+# Of whom as many join a round, so that nothing grows but the population.
+COHORT = 300
+_LIMIT_SECONDS = 600.0
+
+
+def seconds_a_round(module: str, *arguments: str, processes: int = 1) -> float | None:
+    """Median seconds of a round of a benchmark module, without the first; None if it failed."""
+    launcher = [sys.executable, "-m"]
+    environment = dict(os.environ)
+    if processes > 1:
+        launcher += ["torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+        launcher += ["-m"]
+        environment["OMP_NUM_THREADS"] = "1"
+    done = subprocess.run(
+        [*launcher, f"benchmarks.{module}", *arguments],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=_LIMIT_SECONDS,
+        check=False,
+    )
+    lists = [line for line in done.stdout.splitlines() if line.startswith("[")]
+    if done.returncode or not lists:
+        print(done.stderr[-2000:], file=sys.stderr)
+        return None
+    return statistics.median(json.loads(lists[-1])[1:])
+
+
+def compare(workload: Workload, rounds: int, peer_rounds: int) -> list[str]:
+    """A row of the table."""
+    ours = seconds_a_round("engine_rounds", workload.name, str(rounds))
+    ray = pfl = None
+    if importlib.util.find_spec("ray"):
+        ray = seconds_a_round("peer_flower", workload.name, str(peer_rounds))
+    if importlib.util.find_spec("pfl"):
+        pfl = seconds_a_round("peer_pfl", workload.name, str(peer_rounds), processes=2)
+    cells = [_rate(workload.per_round, each) for each in (ours, ray, pfl)]
+    ratios = [_ratio(each, ours) for each in (ray, pfl)]
+    return [workload.name, _seconds(ours), *cells, *ratios]
+
+
+def growth(rounds: int, console: Console) -> None:
+    """Updates a second while the population grows."""
+    table = Table(title=f"logistic, {COHORT} clients a round")
+    for heading in ("clients", "s a round", "updates a second"):
+        table.add_column(heading, justify="right")
+    for clients in POPULATIONS:
+        seconds = seconds_a_round("engine_rounds", "growth", str(rounds), str(clients))
+        table.add_row(str(clients), _seconds(seconds), _rate(COHORT, seconds))
+    console.print(table)
+
+
+def _rate(updates: int, seconds: float | None) -> str:
+    return "-" if seconds is None else f"{updates / seconds:.0f}"
+
+
+def _ratio(peer: float | None, ours: float | None) -> str:
+    return "-" if peer is None or ours is None else f"{peer / ours:.1f}"
+
+
+def _seconds(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds:.3f}"
+
+
+def main() -> None:
+    """Print the tables."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--rounds", type=int, default=7, help="of the engine")
+    parser.add_argument("--peer-rounds", type=int, default=4, help="of the others")
+    options = parser.parse_args()
+    console = Console(width=120)
+    load = os.getloadavg()[0]
+    console.print(
+        f"{datetime.now(UTC):%Y-%m-%d}, {os.cpu_count()} cores, torch {torch.__version__}, "
+        f"load {load:.1f} before the start"
+    )
+    absent = [name for name in ("ray", "pfl") if importlib.util.find_spec(name) is None]
+    if absent:
+        console.print(f"not installed, so not compared: {', '.join(absent)}")
+    table = Table(title="client updates a second, and how many times the peer's the engine makes")
+    for heading in ("workload", "s a round", "engine", "Ray", "pfl", "times Ray", "times pfl"):
+        table.add_column(heading, justify="left" if heading == "workload" else "right")
+    for name in ("logistic", "cnn"):
+        table.add_row(*compare(WORKLOADS[name], options.rounds, options.peer_rounds))
+    console.print(table)
+    growth(options.rounds, console)
+
+
+if __name__ == "__main__":
+    main()
