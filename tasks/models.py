@@ -150,6 +150,22 @@ class Perceptron(nn.Sequential):
         return matrices, list(parts[1::2])
 
 
+class ChannelsLast(nn.Module):
+    """The same images [n, C, H, W] with a pixel's channels adjacent in memory, which PyTorch's
+    pooling on a CPU needs to be vectorised.
+
+    In evaluation mode, in which FlatModel trains too. In training mode they stay as they are:
+    Opacus works in it, and misreads the gradients of convolutions in any other layout.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``x`` itself in value and shape."""
+        if self.training:
+            return x
+        # torch.channels_last by name is not possible under vmap.
+        return x.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
+
+
 class SmallCNN(nn.Sequential):
     """Two 3x3 convolutions (16 and 32 channels), each with GroupNorm, 2x2 max pooling and ReLU,
     then a dense layer of 64: outputs [n, num_classes] from images [n, C, H, W], H, W >= 4.
@@ -167,6 +183,7 @@ class SmallCNN(nn.Sequential):
         super().__init__(
             OrderedDict(
                 conv1=nn.Conv2d(channels, 16, 3, padding=1),
+                layout1=ChannelsLast(),
                 norm1=nn.GroupNorm(4, 16),
                 pool1=nn.MaxPool2d(2),
                 relu1=nn.ReLU(),

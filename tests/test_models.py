@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from tasks.models import build_model
+from tasks.models import ChannelsLast, build_model
 
 
 def dimension(module: nn.Module) -> int:
@@ -98,3 +98,19 @@ def test_unknown_names(name: str) -> None:
 def test_shapes_that_the_cnn_cannot_take(shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="model 'cnn' cannot take inputs of shape"):
         build_model("cnn", shape, 10, 0)
+
+
+def test_the_layout_of_the_cnn_in_memory_changes_no_number() -> None:
+    """Which training mode, for Opacus, goes without."""
+    module = build_model("cnn", (1, 8, 8), 3, 0)
+    x = torch.rand(5, 1, 8, 8, generator=torch.Generator().manual_seed(1))
+    found = []
+    for training in (False, True):
+        module.train(training).zero_grad()
+        outputs = module(x)
+        outputs.square().sum().backward()
+        found.append((outputs, [parameter.grad for parameter in module.parameters()]))
+    torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-5)
+    images = torch.rand(2, 3, 4, 4)
+    assert ChannelsLast().eval()(images).is_contiguous(memory_format=torch.channels_last)
+    assert ChannelsLast().train()(images) is images
