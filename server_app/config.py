@@ -76,6 +76,12 @@ class RunConfig(BaseModel):
         description="auto (the task's usual model), logistic, mlp-H[-H...] (hidden sizes), cnn, or "
         "char-lstm[-H] (shakespeare).",
     )
+    init_variance: float = Field(
+        2.0,
+        ge=0,
+        le=1e6,
+        description="Initial weights of mlp-H and cnn are N(0, init-variance / inputs of a unit).",
+    )
     dtype: Literal["float32", "float64"] = Field(
         "float32", description="Precision of the model, of training and of the messages."
     )

@@ -1,7 +1,8 @@
 """Tasks that are a data set with class labels: digits, MNIST, ..., and every node's own data."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -118,7 +119,8 @@ def _partition(config: ProblemConfig, train: Examples) -> list[np.ndarray]:
 
 def load(config: ProblemConfig) -> LabelledTask:
     """The task that the run configuration names; see load_task."""
-    return load_task(config.task, config.data_dir, config.input_shape, config.num_classes)
+    task = load_task(config.task, config.data_dir, config.input_shape, config.num_classes)
+    return replace(task, builder=partial(build_model, variance=config.init_variance))
 
 
 def load_task(

@@ -199,7 +199,9 @@ class SmallCNN(nn.Sequential):
         )
 
 
-def build_model(name: str, input_shape: tuple[int, ...], num_classes: int, seed: int) -> nn.Module:
+def build_model(
+    name: str, input_shape: tuple[int, ...], num_classes: int, seed: int, variance: float = 2.0
+) -> nn.Module:
     """A float32 module from inputs [n, *input_shape] to logits [n, num_classes].
 
     * ``logistic``: linear with bias, all zeros.
@@ -209,8 +211,9 @@ def build_model(name: str, input_shape: tuple[int, ...], num_classes: int, seed:
       it does, with torch's global generator seeded by ``seed`` and put back afterwards; clients
       are trained one after the other unless the module's attribute ``batching`` is "vmap".
 
-    Weights of ``mlp`` and ``cnn`` are N(0, 2/fan_in), the law for ReLU networks (He et al., 2015),
-    from a generator of their own that is seeded by ``seed``; biases start at zero.
+    Weights of ``mlp`` and ``cnn`` are N(0, ``variance``/fan_in), by default the law for ReLU
+    networks (He et al., 2015), from a generator of their own that is seeded by ``seed``; biases
+    start at zero.
 
     Raises ValueError for another name, or a shape that the model cannot take.
     """
@@ -224,7 +227,7 @@ def build_model(name: str, input_shape: tuple[int, ...], num_classes: int, seed:
         for parameter in module.parameters():
             nn.init.zeros_(parameter)
     else:
-        _initialise(module, torch.Generator().manual_seed(seed))
+        _initialise(module, variance, torch.Generator().manual_seed(seed))
     return module
 
 
@@ -269,10 +272,10 @@ def _own_model(name: str, input_shape: tuple[int, ...], num_classes: int, seed: 
     return module
 
 
-def _initialise(module: nn.Module, generator: torch.Generator) -> None:
+def _initialise(module: nn.Module, variance: float, generator: torch.Generator) -> None:
     for layer in module.modules():
         if isinstance(layer, nn.Linear | nn.Conv2d):
-            deviation = math.sqrt(2 / layer.weight[0].numel())
+            deviation = math.sqrt(variance / layer.weight[0].numel())
             nn.init.normal_(layer.weight, 0.0, deviation, generator=generator)
             if layer.bias is not None:
                 nn.init.zeros_(layer.bias)

@@ -6,7 +6,9 @@ import pytest
 import torch
 from torch import nn
 
+from server_app.config import make_config
 from tasks.models import ChannelsLast, build_model
+from tasks.problem import load_problem
 
 
 def dimension(module: nn.Module) -> int:
@@ -114,3 +116,13 @@ def test_the_layout_of_the_cnn_in_memory_changes_no_number() -> None:
     images = torch.rand(2, 3, 4, 4)
     assert ChannelsLast().eval()(images).is_contiguous(memory_format=torch.channels_last)
     assert ChannelsLast().train()(images) is images
+
+
+def test_the_variance_of_initial_weights_is_the_given_one_over_the_inputs() -> None:
+    wide = build_model("mlp-400", (1, 28, 28), 10, 0, variance=1.0)
+    weights = next(wide.parameters())
+    assert weights.var().item() == pytest.approx(1 / 784, rel=0.02)
+    usual = next(build_model("mlp-400", (1, 28, 28), 10, 0).parameters())
+    torch.testing.assert_close(weights * 2**0.5, usual)
+    config = make_config({"task": "digits", "model": "mlp-32", "init-variance": 0.0})
+    assert not any(tensor.any() for tensor in load_problem(config).state().values())
