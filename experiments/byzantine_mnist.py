@@ -21,7 +21,7 @@ from experiments.study import (
     series,
     spread,
 )
-from server_app.config import RunConfig, make_config
+from server_app.config import make_config
 from server_app.figures import CYCLE, new_figure
 from strategies.reports import RoundReport
 from tasks.datasets import Examples
