@@ -59,7 +59,8 @@ def test_a_private_runs_events_hold_nothing_of_the_cohort(tmp_path: Path) -> Non
         instruments=False,
     )
     read = events(tmp_path)
-    assert set(read) == {"accuracy", "loss", "local_lr", "epsilon_rdp"}
+    # So much noise may well make the run a failure: that is read from the released models.
+    assert set(read) - {"catastrophic_failure"} == {"accuracy", "loss", "local_lr", "epsilon_rdp"}
     summary = read_summary(tmp_path)
     assert summary is not None
     assert read["epsilon_rdp"][-1] == (3, pytest.approx(summary["privacy"]["epsilon"], rel=1e-6))
