@@ -36,7 +36,8 @@ def base_image(repository: Path) -> str:
     if named:
         return named
     script = repository / "tests" / "debian_base_image.sh"
-    pinned = (repository / "constraints.txt").read_bytes() + script.read_bytes()
+    made_from = (repository / "constraints.txt", script, script.with_name("cuda_stand_ins.py"))
+    pinned = b"".join(path.read_bytes() for path in made_from)
     name = f"blackthorn-test-base:{hashlib.sha256(pinned).hexdigest()[:12]}"
     known = subprocess.run(["docker", "image", "inspect", name], capture_output=True, timeout=60)
     if known.returncode == 0:

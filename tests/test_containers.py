@@ -17,7 +17,7 @@ SECONDS = 400
 CLIENTS, BYZANTINE = 5, 1
 LIAR = 5
 ROUNDS = 3
-_FLEET, _CONTROL, _APPS = 9092, 9093, 9091
+_FLEET, _CONTROL, _APPS, _COLLUSION = 9092, 9093, 9091, 9095
 _CONNECT = """
 import socket, sys
 for port in map(int, sys.argv[2:]):
@@ -110,7 +110,7 @@ def test_a_federation_runs_to_its_end(
 
 
 def check_isolation(project: str) -> None:
-    """From a client's container only the Fleet port answers, and nobody is root."""
+    """From a client's container only the Fleet port answers; nobody is root; liars meet alone."""
     names = subprocess.run(
         ["docker", "ps", "--filter", f"name={project}", "--format", "{{.Names}}"],
         capture_output=True,
@@ -118,12 +118,20 @@ def check_isolation(project: str) -> None:
         check=True,
         timeout=60,
     ).stdout.split()
-    assert len(names) == CLIENTS + BYZANTINE + 2
+    assert len(names) == CLIENTS + BYZANTINE + 3
     (client,) = [name for name in names if "client-0" in name]
     ports = map(str, (_APPS, _FLEET, _CONTROL, 9094, 9099))
     reached = inside(client, "python", "-c", _CONNECT, "superlink", *ports)
     assert reached.split() == [str(_FLEET)]
     assert inside(client, "id", "-u").strip() != "0"
+    # Only the liars know the place where liars meet.
+    assert inside(client, "python", "-c", _CONNECT, "collusion", str(_COLLUSION)) == ""
+    (liar,) = [name for name in names if f"client-{LIAR}" in name]
+    assert inside(liar, "python", "-c", _CONNECT, "collusion", str(_COLLUSION)).split() == [
+        str(_COLLUSION)
+    ]
+    logs = inside(liar, "sh", "-c", "cat /work/logs/*.log")
+    assert "attacks alone" not in logs
 
 
 def inside(container: str, *command: str) -> str:
