@@ -1,0 +1,217 @@
+"""`blackthorn cluster` killed with SIGKILL in mid-run, and the same run resumed."""
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from process_watch import running, until
+from real_deployment import Bench, bench
+from rich.console import Console
+from safetensors.numpy import load_file
+from test_cluster import _on_every_tick
+
+from launch.cluster import cluster
+from launch.recipes import recipe_config
+from server_app.config import RunConfig
+from server_app.run import RunFailed
+from server_app.run_folder import METRICS, read_metrics, read_summary
+from strategies.ledger import read_charges
+
+pytestmark = pytest.mark.deployment
+
+CLIENTS, ROUNDS, KILLED = 3, 6, 2
+
+PLAIN = {
+    "algorithm": "rage",
+    "num-corrupt": 0,
+    "corrupt-fraction": 0.0,
+    "server-momentum": 0.9,
+    "output-iterate": "best",
+}
+NOISED = {
+    "algorithm": "dp-fedavg",
+    "corrupt-fraction": 0.0,
+    "clip-norm": 2.0,
+    "noise-multiplier": 0.5,
+    "participation": "poisson",
+    "sample-rate": 0.7,
+    "server-momentum": 0.5,
+}
+
+
+def configuration(repository: Path, folder: Path, options: dict[str, Any]) -> RunConfig:
+    values = {
+        "num-clients": CLIENTS,
+        "num-byzantine": 0,
+        "attack": "none",
+        "num-server-rounds": ROUNDS,
+        "local-steps": 200,
+        "round-timeout": 60.0,
+        "output-dir": str(folder),
+        "report": False,
+        **options,
+    }
+    return recipe_config(repository / "recipes" / "demo.toml", (), values)
+
+
+def server_apps(folder: Path) -> list[int]:
+    """Processes that have the run's metrics open: its ServerApp, which writes them."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            files = {str(link.readlink()) for link in (process / "fd").iterdir()}
+        except OSError:  # it has ended meanwhile
+            continue
+        if str(folder / METRICS) in files:
+            found.append(int(process.name))
+    return found
+
+
+def has_finished(folder: Path, server_round: int) -> bool:
+    entries = read_metrics(folder)
+    return bool(entries) and entries[-1]["round"] >= server_round
+
+
+def kill_the_server_app(monkeypatch: pytest.MonkeyPatch, config: RunConfig, folder: Path) -> None:
+    """Run until round KILLED is on record, then SIGKILL whoever writes it down."""
+    killed: list[int] = []
+
+    def act(flower: object) -> None:
+        del flower
+        if not killed and has_finished(folder, KILLED):
+            killed.extend(pid for pid in server_apps(folder) if pid != os.getpid())
+            for pid in killed:
+                os.kill(pid, signal.SIGKILL)
+
+    with monkeypatch.context() as patch:
+        _on_every_tick(patch, act)
+        with pytest.raises(RunFailed):
+            cluster(config, Console(quiet=True))
+    assert killed
+    summary = read_summary(folder)
+    assert summary is not None
+    assert summary["status"] == "failed"
+    assert KILLED <= summary["rounds_completed"] < ROUNDS
+
+
+def resume(config: RunConfig, folder: Path) -> dict[str, Any]:
+    return cluster(config.model_copy(update={"resume": str(folder)}), Console(quiet=True))
+
+
+def same_model(one: Path, other: Path) -> None:
+    states = [load_file(f / "checkpoints" / "final.safetensors") for f in (one, other)]
+    assert states[0].keys() == states[1].keys()
+    for key, value in states[0].items():
+        np.testing.assert_array_equal(value, states[1][key], strict=True)
+
+
+def numbers(folder: Path) -> list[dict[str, Any]]:
+    return [{k: v for k, v in e.items() if k != "seconds"} for e in read_metrics(folder)]
+
+
+def test_a_killed_server_app_ends_bit_for_bit_where_it_would_have(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {**NOISED, "insecure-seeded-noise": True}
+    whole, dead = tmp_path / "whole", tmp_path / "dead"
+    cluster(configuration(repository, whole, options), Console(quiet=True))
+    config = configuration(repository, dead, options)
+    kill_the_server_app(monkeypatch, config, dead)
+    summary = resume(config, dead)
+    assert summary["status"] == "completed"
+    assert summary["resumed_after"][0] >= KILLED
+    same_model(whole, dead)
+    assert numbers(whole) == numbers(dead)
+    assert (dead / "logs-1" / "superlink.log").exists()
+    assert (dead / "logs" / "superlink.log").exists()
+
+
+def test_a_private_run_goes_on_spending_in_its_ledger(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A round that was charged and lost is charged once more: never less than was released."""
+    config = configuration(repository, tmp_path, NOISED)
+    kill_the_server_app(monkeypatch, config, tmp_path)
+    before = charged(tmp_path)
+    finished = read_metrics(tmp_path)[-1]["round"]
+    assert before in (finished, finished + 1)
+    summary = resume(config, tmp_path)
+    [after] = summary["resumed_after"]
+    assert charged(tmp_path) == before + ROUNDS - after >= ROUNDS
+    assert summary["privacy"]["rounds_charged"] == charged(tmp_path)
+    assert summary["privacy"]["rounds_of_earlier_runs"] == 0
+    assert [entry["round"] for entry in read_metrics(tmp_path)] == list(range(ROUNDS + 1))
+
+
+def charged(folder: Path) -> int:
+    return sum(count for _, count in read_charges(folder / "ledger.json"))
+
+
+def test_everything_is_killed_and_the_command_is_given_again(
+    repository: Path, tmp_path: Path
+) -> None:
+    whole, dead = tmp_path / "whole", tmp_path / "dead"
+    settings = [
+        f"--set={key}={value}"
+        for key, value in {
+            **{"num-clients": CLIENTS, "num-byzantine": 0, "attack": "none"},
+            **{"num-server-rounds": ROUNDS, "local-steps": 200, "report": "false", **PLAIN},
+        }.items()
+    ]
+    command = ["cluster", repository / "recipes" / "demo.toml", *settings]
+    with bench(tmp_path) as commands:
+        done = commands.call(*command, "--output-dir", whole)
+        assert done.returncode == 0, done.stderr
+        kill_the_command(commands, command, dead)
+        done = commands.call(*command, "--set", f"resume={dead}")
+        assert done.returncode == 0, done.stderr
+        assert "the run goes on after round" in done.stdout
+        done_again = commands.call(*command, "--set", f"resume={dead}")
+        assert done_again.returncode == 2
+        assert done_again.stderr.count("\n") == 1
+        assert f"the run is completed ({ROUNDS} rounds)" in done_again.stderr
+    same_model(whole, dead)
+    assert numbers(whole) == numbers(dead)
+
+
+def kill_the_command(commands: Bench, command: list[Any], folder: Path) -> None:
+    """SIGKILL to the command and to the ServerApp, once round KILLED is on record."""
+    started = commands.start("killed", *command, "--output-dir", folder)
+    until(lambda: has_finished(folder, KILLED) or started.process.poll() is not None, 120.0)
+    pids = server_apps(folder)
+    started.process.kill()
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    started.process.wait(30)
+    until(lambda: not any(running(pid) for pid in pids), 30.0)
+    assert not has_finished(folder, ROUNDS)
+
+
+def test_over_grpc_the_slowest_is_surplus(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One client never answers in time: the rounds end when the others have, and name it."""
+    monkeypatch.setenv("BLACKTHORN_ATTACK_SECONDS", "600")
+    slowest = CLIENTS - 1
+    options = {
+        "algorithm": "gfedavg",
+        "corrupt-fraction": 0.0,
+        "num-byzantine": 1,
+        "attack": "slow",
+        "participation": "fixed",
+        "clients-per-round": CLIENTS - 1,
+        "oversample": CLIENTS / (CLIENTS - 1),
+        "num-server-rounds": 2,
+        "round-timeout": 120.0,
+    }
+    began = time.monotonic()
+    summary = cluster(configuration(repository, tmp_path, options), Console(quiet=True))
+    assert time.monotonic() - began < 120.0
+    for entry in read_metrics(tmp_path)[1:]:
+        assert entry["surplus"] == [slowest]
+        assert (entry["invited"], entry["replied"], entry["rejected"]) == (3, 2, [])
+    assert summary["clients"]["surplus"] == 2
