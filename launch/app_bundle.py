@@ -6,8 +6,6 @@ from pathlib import Path
 
 import tomli_w
 
-from attacks.own_code import is_own_code
-
 Scalar = str | int | float | bool
 
 _BUNDLED_SUFFIXES = {".py", ".toml", ".md", ".yaml", ".yml", ".json", ".jsonl"}
@@ -44,7 +42,7 @@ def bundle_own_code(
     changed = dict(run_config)
     for key in keys:
         file, colon, function = str(run_config.get(key, "")).rpartition(":")
-        if not colon or not is_own_code(f"{file}:{function}"):
+        if not colon or not file.endswith(".py"):
             continue
         copy = Path("own_code") / f"{key}_{Path(file).name}"
         (app / copy).parent.mkdir(exist_ok=True)

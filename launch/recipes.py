@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from attacks.own_code import absolute
 from server_app.config import RunConfig, make_config, parse_setting, read_recipe
 
 # Keys that may name code of the user's own, FILE.py:FUNCTION.
@@ -26,6 +25,9 @@ def recipe_config(
     values.update(parse_setting(text) for text in settings)
     values.update({key: value for key, value in (options or {}).items() if value is not None})
     for key in OWN_CODE:
-        if isinstance(values.get(key), str):
+        if ".py:" in str(values.get(key)):
+            # Imports torch, for which most commands need not wait.
+            from attacks.own_code import absolute
+
             values[key] = absolute(values[key], Path.cwd())
     return make_config(values)

@@ -5,8 +5,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from attacks.own_code import is_own_code
-
 if TYPE_CHECKING:
     from server_app.config import RunConfig
 
@@ -59,7 +57,7 @@ def check_robustness(config: "RunConfig", cohort: int) -> None:
     `cohort` is the number of clients in a round, or the usual number where that varies.
     """
     rule = rule_of(config)
-    if config.aggregator not in AGGREGATORS and not is_own_code(config.aggregator):
+    if config.aggregator not in AGGREGATORS and ".py:" not in config.aggregator:
         raise ValueError(
             f"aggregator = {config.aggregator!r} is not allowed: {', '.join(AGGREGATORS)}, or a "
             "rule of your own as FILE.py:FUNCTION"
