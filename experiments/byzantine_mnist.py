@@ -33,7 +33,6 @@ from tasks.problem import Problem, load_problem
 SETTING: dict[str, str | int | float] = {
     "algorithm": "rage",
     "model": "mlp-25",
-    "init-variance": 1.0,
     "partition": "dominant-label",
     "num-clients": 200,
     "num-server-rounds": 25,
