@@ -1,5 +1,6 @@
 """`blackthorn cluster` with real processes: it survives whatever a client does."""
 
+import contextlib
 import json
 import os
 import signal
@@ -98,7 +99,8 @@ def test_a_client_process_killed_in_mid_round(
     )
     _on_every_tick(monkeypatch, lambda flower: _kill_first_training(flower, tmp_path, killed))
     _, entries = run(config)
-    assert len(killed) == 1
+    # The process that answered the enrolment query may have been among them, on its way out.
+    assert killed
     named = [r for entry in entries for r in entry["rejected"] if r["client"] == 0]
     assert named
     assert all(rejection["reason"] for rejection in named)
@@ -117,9 +119,10 @@ def _on_every_tick(monkeypatch: pytest.MonkeyPatch, act: Callable[[FlowerCluster
 
 
 def _kill_first_training(flower: FlowerCluster, folder: Path, killed: list[int]) -> None:
-    """SIGKILL client 0's process once it trains: round 0 is on record when enrolment is over."""
-    if killed or not read_metrics(folder):
+    """SIGKILL client 0's processes in round 1: round 0 is on record when enrolment is over."""
+    if len(read_metrics(folder)) != 1:
         return
     for process in flower.client_processes(0):
-        os.kill(process, signal.SIGKILL)
-        killed.append(process)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
+            killed.append(process)
