@@ -130,7 +130,7 @@ def check_isolation(project: str) -> None:
     assert inside(liar, "python", "-c", _CONNECT, "collusion", str(_COLLUSION)).split() == [
         str(_COLLUSION)
     ]
-    logs = inside(liar, "sh", "-c", "cat /work/logs/*.log")
+    logs = inside(liar, "sh", "-c", "cat /app/logs/*.log")
     assert "attacks alone" not in logs
 
 
