@@ -15,17 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from open_ports import OPEN_PORTS
 
 _SYSCTL = "/proc/sys/net/ipv4/ip_forward"
-_CONNECT = """
-import socket, sys
-for port in map(int, sys.argv[2:]):
-    try:
-        socket.create_connection((sys.argv[1], port), timeout=3).close()
-        print(port)
-    except OSError:
-        pass
-"""
 
 
 def require_namespaces() -> None:
@@ -97,7 +89,7 @@ class Host:
 
     def reachable_ports(self, other: "Host", ports: set[int]) -> set[int]:
         """Those of the ports to which this host can connect at the other."""
-        arguments = [sys.executable, "-c", _CONNECT, other.address, *map(str, sorted(ports))]
+        arguments = [sys.executable, "-c", OPEN_PORTS, other.address, *map(str, sorted(ports))]
         return set(map(int, _run(*self.prefix, *arguments).split()))
 
 

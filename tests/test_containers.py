@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from container_base import base_image, require_engine
+from open_ports import OPEN_PORTS
 
 pytestmark = pytest.mark.docker
 
@@ -18,15 +19,6 @@ CLIENTS, BYZANTINE = 5, 1
 LIAR = 5
 ROUNDS = 3
 _FLEET, _CONTROL, _APPS, _COLLUSION = 9092, 9093, 9091, 9095
-_CONNECT = """
-import socket, sys
-for port in map(int, sys.argv[2:]):
-    try:
-        socket.create_connection((sys.argv[1], port), timeout=3).close()
-        print(port)
-    except OSError:
-        pass
-"""
 
 
 @pytest.fixture(scope="module")
@@ -121,13 +113,13 @@ def check_isolation(project: str) -> None:
     assert len(names) == CLIENTS + BYZANTINE + 3
     (client,) = [name for name in names if "client-0" in name]
     ports = map(str, (_APPS, _FLEET, _CONTROL, 9094, 9099))
-    reached = inside(client, "python", "-c", _CONNECT, "superlink", *ports)
+    reached = inside(client, "python", "-c", OPEN_PORTS, "superlink", *ports)
     assert reached.split() == [str(_FLEET)]
     assert inside(client, "id", "-u").strip() != "0"
     # Only the liars know the place where liars meet.
-    assert inside(client, "python", "-c", _CONNECT, "collusion", str(_COLLUSION)) == ""
+    assert inside(client, "python", "-c", OPEN_PORTS, "collusion", str(_COLLUSION)) == ""
     (liar,) = [name for name in names if f"client-{LIAR}" in name]
-    assert inside(liar, "python", "-c", _CONNECT, "collusion", str(_COLLUSION)).split() == [
+    assert inside(liar, "python", "-c", OPEN_PORTS, "collusion", str(_COLLUSION)).split() == [
         str(_COLLUSION)
     ]
     logs = inside(liar, "sh", "-c", "cat /app/logs/*.log")
