@@ -9,6 +9,7 @@ import typer
 
 from launch.addresses import Address, check_insecure, parse_address
 from launch.folders import make_folder
+from launch.operator_options import IKnow, Insecure
 from server_app.config import ConfigError
 
 
@@ -47,12 +48,8 @@ def client(
     standard_client: Annotated[
         bool, typer.Option(help="Flower's own client program: a new Python for every message.")
     ] = False,
-    insecure: Annotated[bool, typer.Option("--insecure", help="No TLS, no authentication.")] = (
-        False
-    ),
-    i_know: Annotated[
-        bool, typer.Option("--i-know", help="Allow --insecure on other addresses than loopback.")
-    ] = False,
+    insecure: Insecure = False,
+    i_know: IKnow = False,
 ) -> None:
     """Take part in a federation until stopped. Only dials out: works behind NAT.
 

@@ -19,7 +19,7 @@ Ca = Annotated[Path | None, typer.Option(help="The federation's ca.crt.")]
 Certs = Annotated[
     Path | None, typer.Option(help="Folder of `blackthorn certs`: its ca.crt and clients' names.")
 ]
-Insecure = Annotated[bool, typer.Option("--insecure", help="No TLS.")]
+Insecure = Annotated[bool, typer.Option("--insecure", help="No TLS, no authentication.")]
 IKnow = Annotated[
     bool, typer.Option("--i-know", help="Allow --insecure on other addresses than loopback.")
 ]

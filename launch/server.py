@@ -12,6 +12,7 @@ import typer
 
 from launch.addresses import Address, check_insecure, is_loopback, parse_address
 from launch.folders import make_folder
+from launch.operator_options import IKnow, Insecure
 from server_app.config import ConfigError
 
 _READY_SECONDS = 120.0
@@ -31,12 +32,8 @@ def server(
     control: Annotated[
         str, typer.Option(help="Address for operators; whoever reaches it commands everything.")
     ] = "127.0.0.1:9093",
-    insecure: Annotated[bool, typer.Option("--insecure", help="No TLS, no authentication.")] = (
-        False
-    ),
-    i_know: Annotated[
-        bool, typer.Option("--i-know", help="Allow --insecure on other addresses than loopback.")
-    ] = False,
+    insecure: Insecure = False,
+    i_know: IKnow = False,
 ) -> None:
     """Run the server of a federation until it is stopped.
 
