@@ -1,8 +1,6 @@
 """`blackthorn predict`: class probabilities from a run's posterior samples."""
 
 import os
-import zipfile
-import zlib
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +11,7 @@ from server_app.calibration import calibration
 from server_app.config import ConfigError, RunConfig
 from server_app.posterior_plots import plot_entropy, plot_reliability
 from server_app.prediction import Predictions, load_run, predict_with
+from tasks.npz_file import read_npz
 from tasks.problem import Problem
 
 _SHOWN = 10
@@ -72,25 +71,10 @@ def predict(
 def read_examples(path: Path) -> tuple[np.ndarray, np.ndarray | None]:
     """x, and y where it is there, of an .npz file. Raises ConfigError with one line."""
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            if not isinstance(archive, np.lib.npyio.NpzFile) or "x" not in archive:
-                raise ValueError("it has no array x")
-            x, y = archive["x"], archive.get("y")
-            # A member that is not in NumPy's format comes back as bytes.
-            for name, array in (("x", x), ("y", y)):
-                if isinstance(array, bytes):
-                    raise ValueError(f"its {name} is no array")
-            return x, y
-    except (
-        OSError,
-        ValueError,
-        EOFError,
-        RuntimeError,
-        zipfile.BadZipFile,
-        zlib.error,
-    ) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ConfigError(f"data {path} is not an .npz file with an array x: {reason}") from error
+        arrays = read_npz(path, ("x",), optional=("y",))
+    except ValueError as error:
+        raise ConfigError(f"data {path} is not an .npz file with an array x: {error}") from error
+    return arrays["x"], arrays.get("y")
 
 
 def _predictions(

@@ -1,7 +1,5 @@
 """A node's own examples, from an .npz file or a folder of images."""
 
-import zipfile
-import zlib
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +7,7 @@ import torch
 from PIL import Image
 
 from tasks.datasets import Examples
+from tasks.npz_file import read_npz
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg")
 _CHANNEL_MODES = {1: "L", 3: "RGB"}
@@ -39,26 +38,12 @@ def load_own_data(path: str, input_shape: tuple[int, ...], num_classes: int) -> 
 
 def _read_npz(path: Path) -> tuple[np.ndarray, np.ndarray]:
     try:
-        if not zipfile.is_zipfile(path):
-            raise ValueError("it is no zip archive")
-        with np.load(path, allow_pickle=False) as archive:
-            for key in ("x", "y"):
-                # A member that is not in NumPy's format comes back as bytes.
-                if key not in archive or not isinstance(archive[key], np.ndarray):
-                    raise ValueError(f"it has no array {key}")
-            return archive["x"], archive["y"]
-    except (
-        OSError,
-        ValueError,
-        EOFError,
-        RuntimeError,
-        zipfile.BadZipFile,
-        zlib.error,
-    ) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        arrays = read_npz(path, ("x", "y"))
+    except ValueError as error:
         raise ValueError(
-            f"data-path {str(path)!r} is not an .npz file with plain arrays x and y: {reason}"
+            f"data-path {str(path)!r} is not an .npz file with plain arrays x and y: {error}"
         ) from error
+    return arrays["x"], arrays["y"]
 
 
 def _checked(

@@ -1,0 +1,37 @@
+"""Reading .npz files that somebody else has made."""
+
+import zipfile
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+_DAMAGE = (OSError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
+
+
+def read_npz(
+    path: Path, names: Sequence[str], optional: Sequence[str] = ()
+) -> dict[str, np.ndarray]:
+    """The arrays of these names, the optional ones where they are there. Pickles are refused.
+
+    Raises ValueError with the reason in one line, which does not name the path: for a file that
+    cannot be read or is damaged, a name that it lacks, or a member that is no array.
+    """
+    try:
+        if not zipfile.is_zipfile(path):
+            raise ValueError("it is no zip archive")
+        with np.load(path, allow_pickle=False) as archive:
+            missing = [name for name in names if name not in archive]
+            if missing:
+                raise ValueError(f"it has no array {missing[0]}")
+            wanted = [*names, *(name for name in optional if name in archive)]
+            arrays = {name: archive[name] for name in wanted}
+    except _DAMAGE as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ValueError(reason) from error
+    for name, array in arrays.items():
+        # A member that is not in NumPy's format comes back as bytes.
+        if not isinstance(array, np.ndarray):
+            raise ValueError(f"it has no array {name}: its {name} is no array of NumPy's")
+    return arrays
