@@ -27,6 +27,7 @@ from experiments.store import Store
 from experiments.study import Experiment, Paper, Scale, Section
 from launch.progress import time_left
 from server_app.config import ConfigError
+from tasks.datasets import DataUnavailable
 
 PAPERS: dict[str, Paper] = {
     paper.name: paper
@@ -71,7 +72,8 @@ def reproduce(paper_name: str, options: Options, console: Console, people: Conso
                 measure(plans, store, options.scale.data_dir, options.processes, watch)
             done = {own.experiment.name: own for own in plans}
             others = [e for e in paper.experiments if e.name not in done]
-            done |= {e.name: plan(e, options.scale, store) for e in others}
+            more, absent = _plans_where_data_are(others, options.scale, store)
+            done |= more
             keys = {own.keys[label] for own in done.values() for label in own.numbers}
             seconds = sum(store.seconds(key) for key in keys)
     except KeyboardInterrupt:
@@ -79,7 +81,10 @@ def reproduce(paper_name: str, options: Options, console: Console, people: Conso
         raise
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    parts = [_part(done[e.name], options.scale) for e in paper.experiments]
+    parts = [
+        Part(e, None, absent[e.name]) if e.name in absent else _part(done[e.name], options.scale)
+        for e in paper.experiments
+    ]
     report = write_report(
         folder, paper, parts, _facts(paper, options, seconds), _notes(options.scale)
     )
@@ -106,6 +111,19 @@ def _chosen(paper: Paper, only: str | None) -> Sequence[Experiment]:
         known = ", ".join(experiment.name for experiment in paper.experiments)
         raise ConfigError(f"--only {only} is not known for {paper.name}: {known}")
     return chosen
+
+
+def _plans_where_data_are(
+    experiments: Sequence[Experiment], scale: Scale, store: Store
+) -> tuple[dict[str, Plan], dict[str, str]]:
+    """By name: the plans of experiments nobody asked for, and why others cannot have one."""
+    plans, absent = {}, {}
+    for experiment in experiments:
+        try:
+            plans[experiment.name] = plan(experiment, scale, store)
+        except DataUnavailable as error:
+            absent[experiment.name] = str(error)
+    return plans, absent
 
 
 def _part(own: Plan, scale: Scale) -> Part:

@@ -6,6 +6,7 @@ import io
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -267,6 +268,31 @@ def test_a_full_run_without_its_data_is_one_line(
     with pytest.raises(ConfigError, match="mnist") as caught:
         command.reproduce("understanding-clipping", options, quiet(), quiet())
     assert "\n" not in str(caught.value)
+
+
+def test_what_needs_no_data_is_reported_without_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("BLACKTHORN_DATA_DIR", raising=False)
+
+    def pictures(scale: Scale) -> list[Cell]:
+        return [Cell((scale.data_set("mnist"),), logged, {"number": 0, "log": ""})]
+
+    wanted = doubling(tmp_path / "log")
+    paper = Paper(
+        "a-paper", "A paper", "Nobody", [wanted, replace(wanted, name="p", cells=pictures)]
+    )
+    monkeypatch.setitem(command.PAPERS, "a-paper", paper)
+    monkeypatch.setattr(runner, "_executor", runner.in_this_process)
+    options = command.Options(Scale(data_dir=str(tmp_path)), wanted.name, tmp_path / "out")
+    command.reproduce("a-paper", options, quiet(), quiet())
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert page.count("Not measured yet") == 1
+    assert "mnist" in page
+    # Whoever asks for it is told before anything is measured.
+    options = command.Options(Scale(data_dir=str(tmp_path)), "p", tmp_path / "other")
+    with pytest.raises(ConfigError, match="mnist"):
+        command.reproduce("a-paper", options, quiet(), quiet())
 
 
 @pytest.mark.parametrize(
