@@ -281,10 +281,33 @@ def test_a_failed_run_ends_with_1(
     federation: Federation, clients: list[Started], repository: Path
 ) -> None:
     del clients
-    settings = ("--set", "min-replies=5", "--set", "start-timeout=5", "--clients", 5)
+    settings = ("--set", "min-replies=5", "--set", "start-timeout=20", "--clients", 5)
     code, _, errors = run_demo(federation, repository, *settings)
     assert code == 1
-    assert "failed: 3 of 5 clients connected within 5 s; missing: 3, 4" in errors
+    assert "failed: 3 of 5 clients connected within 20 s; missing: 3, 4" in errors
+
+
+def test_a_run_is_followed_by_its_number_and_stopped(
+    federation: Federation, clients: list[Started], repository: Path
+) -> None:
+    del clients
+    trust = ("--ca", "certs/ca.crt")
+    recipe = repository / "recipes" / "demo.toml"
+    rounds = ("--set", "num-server-rounds=5000")
+    said = federation.operate("run", recipe, *trust, "--clients", CLIENTS, *rounds)
+    found = re.match(r"run (\d+) has started\n", said)
+    assert found is not None, said
+    number = found[1]
+    assert f"blackthorn follow {number}" in said
+    where = ("--server", federation.control, *trust)
+    follower = federation.bench.start("follow", "follow", number, *where)
+    follower.says("round    2/5000")
+    assert federation.operate("stop", number, *trust) == "stopped\n"
+    assert follower.process.wait(60) == 1
+    assert "failed: finished:stopped" in follower.text()
+    assert federation.operate("stop", number, *trust) == "it had ended before\n"
+    unknown = federation.bench.call("follow", 1, *where)
+    assert (unknown.returncode, unknown.stderr) == (2, "error: the server knows no run 1\n")
 
 
 def test_orders_to_lie_are_refused(federation: Federation, repository: Path) -> None:
