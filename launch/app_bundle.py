@@ -39,11 +39,14 @@ def bundle_own_code(
 
     Returns the configuration with the names that the copies have for whoever gets the bundle.
     """
+    from attacks.own_code import is_own_code
+
     changed = dict(run_config)
     for key in keys:
-        file, colon, function = str(run_config.get(key, "")).rpartition(":")
-        if not colon or not file.endswith(".py"):
+        name = str(run_config.get(key))
+        if not is_own_code(name):
             continue
+        file, _, function = name.rpartition(":")
         copy = Path("own_code") / f"{key}_{Path(file).name}"
         (app / copy).parent.mkdir(exist_ok=True)
         shutil.copy2(file, app / copy)

@@ -4,10 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from server_app.config import RunConfig, make_config, parse_setting, read_recipe
-
-# Keys that may name code of the user's own, FILE.py:FUNCTION.
-OWN_CODE = ("model", "aggregator", "attack")
+from server_app.config import OWN_CODE_KEYS, RunConfig, make_config, parse_setting, read_recipe
 
 
 def recipe_config(
@@ -24,10 +21,11 @@ def recipe_config(
     values.update(read_recipe(recipe) if recipe is not None else {})
     values.update(parse_setting(text) for text in settings)
     values.update({key: value for key, value in (options or {}).items() if value is not None})
-    for key in OWN_CODE:
-        if ".py:" in str(values.get(key)):
+    for key in OWN_CODE_KEYS:
+        name = values.get(key)
+        if isinstance(name, str) and ":" in name:
             # Imports torch, for which most commands need not wait.
             from attacks.own_code import absolute
 
-            values[key] = absolute(values[key], Path.cwd())
+            values[key] = absolute(name, Path.cwd())
     return make_config(values)

@@ -173,14 +173,12 @@ def _nobody_told_to_lie(settings: list[str] | None) -> dict[str, Any]:
 def _submit(config: RunConfig, to: Connection) -> int:
     from blackthorn.__main__ import app_root
     from launch.cluster import PACKAGES
-    from launch.recipes import OWN_CODE
     from launch.submission import submit
     from launch.workplace import QUIET, write_connection
-    from server_app.build import check_aggregator, check_attack
-    from server_app.config import to_mapping
+    from server_app.build import check_names
+    from server_app.config import OWN_CODE_KEYS, to_mapping
 
-    check_attack(config)
-    check_aggregator(config)
+    check_names(config)
     with tempfile.TemporaryDirectory(prefix="blackthorn-") as name:
         folder = Path(name)
         write_connection(folder / "home", str(to.address), to.ca)
@@ -192,7 +190,7 @@ def _submit(config: RunConfig, to: Connection) -> int:
             work=folder / "run",
             env={**os.environ, **QUIET, "FLWR_HOME": str(folder / "home"), "PATH": path},
             cwd=folder,
-            own_code=OWN_CODE,
+            own_code=OWN_CODE_KEYS,
         )
 
 

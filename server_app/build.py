@@ -8,6 +8,7 @@ from typing import Any
 import attacks
 from attacks.own_code import is_own_code, own_function
 from server_app.config import (
+    OWN_CODE_KEYS,
     ConfigError,
     RunConfig,
     clip_units,
@@ -52,27 +53,19 @@ from strategies.frame import Observer
 logger = logging.getLogger("blackthorn")
 
 
-def check_attack(config: RunConfig) -> None:
-    """Raises ConfigError if `attack` is not known."""
-    if config.attack == "none":
-        return
-    try:
-        attacks.get(config.attack)
-    except ValueError as error:
-        if is_own_code(config.attack):
-            raise ConfigError(f"attack = {config.attack} is not allowed: {error}") from None
-        known = ", ".join(("none", *attacks.names()))
-        raise ConfigError(f"attack = {config.attack!r} is not allowed: {known}") from None
-
-
-def check_aggregator(config: RunConfig) -> None:
-    """Raises ConfigError if an aggregation rule of the user's own cannot be loaded."""
-    if not is_own_code(config.aggregator):
-        return
-    try:
-        own_function(config.aggregator)
-    except ValueError as error:
-        raise ConfigError(f"aggregator = {config.aggregator} is not allowed: {error}") from None
+def check_names(config: RunConfig) -> None:
+    """Raises ConfigError for an attack that is not known, or code of the user's own (FILE.py:
+    FUNCTION) that cannot be loaded."""
+    for key in OWN_CODE_KEYS:
+        name = getattr(config, key)
+        if is_own_code(name):
+            try:
+                own_function(name)
+            except ValueError as error:
+                raise ConfigError(f"{key} = {name} is not allowed: {error}") from None
+    known = ("none", *attacks.names())
+    if config.attack not in known and not is_own_code(config.attack):
+        raise ConfigError(f"attack = {config.attack!r} is not allowed: {', '.join(known)}")
 
 
 def build_strategy(

@@ -17,6 +17,8 @@ from server_app.privacy_checks import PRIVATE_ALGORITHMS, check_privacy, is_nois
 from server_app.robustness_checks import check_robustness, is_robust
 
 Scalar = bool | int | float | str
+# Keys that may name code of the user's own, FILE.py:FUNCTION.
+OWN_CODE_KEYS = ("model", "aggregator", "attack")
 # Just below the largest float32.
 _LARGEST_RATE = 3e38
 

@@ -12,7 +12,7 @@ from flwr.serverapp import Grid
 from flwr.superlink.grid import InMemoryGrid
 
 from attacks import AttackingGrid, fixed_corrupt, redrawn_corrupt
-from server_app.build import build_strategy, check_aggregator, check_attack
+from server_app.build import build_strategy, check_names
 from server_app.config import ConfigError, RunConfig
 from server_app.instruments import Instruments
 from server_app.posterior_recorder import PosteriorRecorder
@@ -64,8 +64,7 @@ def prepare(config: RunConfig) -> PreparedRun:
 
     Raises ConfigError with one line.
     """
-    check_attack(config)
-    check_aggregator(config)
+    check_names(config)
     check_tracking(config)
     folder = choose_folder(config)
     saved = read_resumed(config) if config.resume else None
