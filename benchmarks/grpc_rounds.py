@@ -1,0 +1,186 @@
+"""Seconds of a round over gRPC: real Flower processes on loopback, four clients with torch.
+
+    python -m benchmarks.grpc_rounds [--rounds 8] [--sizes 2e4,1e6,1.1e7]
+
+Per model size d, on one SuperLink and four SuperNodes:
+
+* our ServerApp with persistent clients, which `blackthorn cluster` uses, and with Flower's own
+  programs, which start a Python for every message;
+* Flower's FedAvg on the same persistent clients, on a grid that looks for replies as often as ours
+  does, and on Flower's own, which looks every three seconds.
+
+Everybody trains one step on eight digits, nobody evaluates, and a run's first round does not count.
+Runs of our strategy and of FedAvg take turns, so that other work on the machine meets both.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.grpc_apps import SECONDS
+from blackthorn.__main__ import app_root
+from launch.app_bundle import Scalar, stage_app
+from launch.cluster import PACKAGES
+from launch.flower_cluster import DeploymentError, FlowerCluster
+from server_app.run_folder import read_metrics
+
+CLIENTS = 4
+# Digits: 64 inputs and ten classes.
+_PARAMETERS_A_UNIT, _PARAMETERS_BESIDE = 64 + 1 + 10, 10
+_OWN_COMPONENT = 'serverapp = "server_app.app:app"'
+# Every run of ours and of FedAvg is made so often, in turns.
+_TURNS = 2
+_SECONDS_TO_START, _SECONDS_A_ROUND = 120.0, 60.0
+
+
+def hidden_units(parameters: float) -> int:
+    """Width of the perceptron on digits that comes closest to that many parameters."""
+    return max(1, round((parameters - _PARAMETERS_BESIDE) / _PARAMETERS_A_UNIT))
+
+
+def configuration(parameters: float, rounds: int, folder: Path) -> dict[str, Scalar]:
+    """A run of the mean of four clients' models after one small step."""
+    return {
+        "task": "digits",
+        "model": f"mlp-{hidden_units(parameters)}",
+        "num-clients": CLIENTS,
+        "num-server-rounds": rounds,
+        "local-steps": 1,
+        "batch-size": 8,
+        "local-lr": 0.01,
+        "weighting": "num-examples",
+        "evaluate-every": rounds + 1,
+        "output-dir": str(folder),
+        "report": False,
+        "tensorboard": False,
+    }
+
+
+def stage(app: str, target: Path) -> Path:
+    """Our app with the ServerApp `app` of `grpc_apps.py` in place of its own."""
+    stage_app(app_root(), [*PACKAGES, "benchmarks"], target)
+    project = target / "pyproject.toml"
+    text = project.read_text()
+    if _OWN_COMPONENT not in text:
+        raise ValueError(f"pyproject.toml has no line {_OWN_COMPONENT}")
+    component = f'serverapp = "benchmarks.grpc_apps:{app}"'
+    project.write_text(text.replace(_OWN_COMPONENT, component))
+    return target
+
+
+def timed_run(
+    cluster: FlowerCluster, app: str, parameters: float, rounds: int, folder: Path
+) -> list[float]:
+    """Seconds of the rounds after the first. DeploymentError if the run did not complete."""
+    folder = folder.resolve()
+    bundle = stage(app, folder.with_name(folder.name + "-app"))
+    run_id = cluster.submit(bundle, configuration(parameters, rounds, folder))
+    status = cluster.wait(run_id, _SECONDS_TO_START + rounds * _SECONDS_A_ROUND)
+    if not status.completed:
+        raise DeploymentError(f"{app}: {status} {status.details}\n{cluster.log(run_id)[-2000:]}")
+    return list(json.loads((folder / SECONDS).read_text())[1:])
+
+
+def persistent(parameters: float, rounds: int, folder: Path) -> dict[str, list[float]]:
+    """Seconds of the rounds with persistent clients, by ServerApp."""
+    seconds: dict[str, list[float]] = {"ours": [], "fedavg_quick": [], "fedavg": []}
+    with FlowerCluster(CLIENTS, folder) as cluster:
+        for turn in range(_TURNS):
+            for app in ("ours", "fedavg_quick"):
+                run = folder / f"{app}-{turn}"
+                seconds[app] += timed_run(cluster, app, parameters, rounds, run)
+        few = max(2, rounds // 2)
+        seconds["fedavg"] = timed_run(cluster, "fedavg", parameters, few, folder / "fedavg")
+    return seconds
+
+
+def standard(parameters: float, rounds: int, folder: Path) -> list[float]:
+    """Seconds of the rounds of our ServerApp where every program is Flower's own."""
+    with FlowerCluster(CLIENTS, folder, warm=False, quick_polls=False) as cluster:
+        return timed_run(cluster, "ours", parameters, rounds, folder / "ours")
+
+
+def phases(folders: Iterable[Path]) -> dict[str, float]:
+    """Median seconds of every phase of our rounds, without the first, from metrics.jsonl."""
+    entries = [
+        entry["seconds"]
+        for folder in folders
+        for entry in read_metrics(folder)
+        if entry["round"] > 1
+    ]
+    names = dict.fromkeys(name for entry in entries for name in entry)
+    return {name: statistics.median(e[name] for e in entries if name in e) for name in names}
+
+
+def cells(parameters: float, seconds: Mapping[str, Sequence[float]]) -> list[str]:
+    """A row of the table: medians, the ratio, and what our strategy adds to FedAvg's round."""
+    median = {name: statistics.median(values) for name, values in seconds.items() if values}
+    ours = median["ours"]
+    others = [median.get(name) for name in ("standard", "fedavg_quick", "fedavg")]
+    slow, quick, plain = others
+    return [
+        f"{parameters:.2g}",
+        f"{ours:.2f}",
+        _shown(slow, ".2f"),
+        _shown(slow and slow / ours, ".1f"),
+        _shown(quick, ".2f"),
+        _shown(quick and 100 * (ours / quick - 1), "+.1f"),
+        _shown(plain, ".2f"),
+    ]
+
+
+def _shown(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)
+
+
+def measure(
+    sizes: Iterable[float], rounds: int, standard_rounds: int, folder: Path, console: Console
+) -> Table:
+    """Run everything; the table."""
+    table = Table(title=f"seconds of a round, {CLIENTS} clients")
+    for heading in ("d", "persistent", "Flower's programs", "ratio"):
+        table.add_column(heading, justify="right")
+    for heading in ("FedAvg, quick grid", "ours adds %", "FedAvg, Flower's grid"):
+        table.add_column(heading, justify="right")
+    for parameters in sizes:
+        place = folder / f"{parameters:.2g}"
+        seconds = persistent(parameters, rounds, place / "persistent")
+        runs = (place / "persistent").glob("ours-[0-9]")
+        shares = ", ".join(f"{name} {value:.3f}" for name, value in phases(runs).items())
+        console.print(f"d = {parameters:.2g}, our seconds by phase: {shares}", highlight=False)
+        if standard_rounds:
+            seconds["standard"] = standard(parameters, standard_rounds, place / "standard")
+        table.add_row(*cells(parameters, seconds))
+    return table
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--rounds", type=int, default=8, help="of each run, persistent clients")
+    parser.add_argument("--standard-rounds", type=int, default=4, help="with Flower's programs")
+    parser.add_argument("--sizes", default="2e4,1e6,1.1e7", help="parameters of the models")
+    options = parser.parse_args()
+    sizes = [float(size) for size in options.sizes.split(",")]
+    console = Console(width=120)
+    console.print(
+        f"{datetime.now(UTC):%Y-%m-%d}, {os.cpu_count()} cores, torch {torch.__version__}, "
+        f"load {os.getloadavg()[0]:.1f} before the start"
+    )
+    with tempfile.TemporaryDirectory(prefix="blackthorn-rounds-") as folder:
+        table = measure(sizes, options.rounds, options.standard_rounds, Path(folder), console)
+    console.print(table)
+    console.print(f"load {os.getloadavg()[0]:.1f} at the end")
+
+
+if __name__ == "__main__":
+    main()
