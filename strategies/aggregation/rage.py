@@ -5,11 +5,13 @@ Algorithm 2, with the stop rule and the average of its Appendix F.
 """
 
 import math
+from functools import cache
 from typing import Any
 
 import numpy as np
 import scipy.linalg
 import torch
+from threadpoolctl import ThreadpoolController
 from torch import Tensor
 
 from ..bounding import row_norms
@@ -131,15 +133,23 @@ def _outlier_scores(gram: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, 
     centred = gram - products[:, None] - products[None, :] + shares @ products
     root = np.sqrt(shares)
     last = len(gram) - 1
-    eigenvalues, vectors = scipy.linalg.eigh(
-        root[:, None] * centred * root[None, :], subset_by_index=[last, last]
-    )
+    # Two threads on so small a matrix, beside PyTorch's, take many times as long as one.
+    with _blas().limit(limits=1, user_api="blas"):
+        eigenvalues, vectors = scipy.linalg.eigh(
+            root[:, None] * centred * root[None, :], subset_by_index=[last, last]
+        )
     variance = float(eigenvalues[0])
     # Below this, what is left of equal rows is the rounding of G_c.
     if variance <= len(gram) * np.finfo(np.float64).eps * np.diag(gram).max():
         return np.zeros(len(gram)), 0.0
     # Divided before squared: the square of a large row's product overflows.
     return (centred @ (root * vectors[:, 0]) / math.sqrt(variance)) ** 2, variance
+
+
+@cache
+def _blas() -> ThreadpoolController:
+    """Controls the threads of the BLAS libraries in this process; finding them takes a while."""
+    return ThreadpoolController()
 
 
 def _variance_bound(stop: str, sigma0_squared: float | None, constant: float) -> float:
