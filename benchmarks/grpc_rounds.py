@@ -38,7 +38,7 @@ CLIENTS = 4
 _PARAMETERS_A_UNIT, _PARAMETERS_BESIDE = 64 + 1 + 10, 10
 _OWN_COMPONENT = 'serverapp = "server_app.app:app"'
 # Every run of ours and of FedAvg is made so often, in turns.
-_TURNS = 2
+TURNS = 2
 _SECONDS_TO_START, _SECONDS_A_ROUND = 120.0, 60.0
 
 
@@ -90,11 +90,11 @@ def timed_run(
     return list(json.loads((folder / SECONDS).read_text())[1:])
 
 
-def persistent(parameters: float, rounds: int, folder: Path) -> dict[str, list[float]]:
+def persistent(parameters: float, rounds: int, folder: Path, turns: int) -> dict[str, list[float]]:
     """Seconds of the rounds with persistent clients, by ServerApp."""
     seconds: dict[str, list[float]] = {"ours": [], "fedavg_quick": [], "fedavg": []}
     with FlowerCluster(CLIENTS, folder) as cluster:
-        for turn in range(_TURNS):
+        for turn in range(turns):
             for app in ("ours", "fedavg_quick"):
                 run = folder / f"{app}-{turn}"
                 seconds[app] += timed_run(cluster, app, parameters, rounds, run)
@@ -143,7 +143,12 @@ def _shown(value: float | None, form: str) -> str:
 
 
 def measure(
-    sizes: Iterable[float], rounds: int, standard_rounds: int, folder: Path, console: Console
+    sizes: Iterable[float],
+    rounds: int,
+    standard_rounds: int,
+    folder: Path,
+    console: Console,
+    turns: int = TURNS,
 ) -> Table:
     """Run everything; the table."""
     table = Table(title=f"seconds of a round, {CLIENTS} clients")
@@ -153,7 +158,7 @@ def measure(
         table.add_column(heading, justify="right")
     for parameters in sizes:
         place = folder / f"{parameters:.2g}"
-        seconds = persistent(parameters, rounds, place / "persistent")
+        seconds = persistent(parameters, rounds, place / "persistent", turns)
         runs = (place / "persistent").glob("ours-[0-9]")
         shares = ", ".join(f"{name} {value:.3f}" for name, value in phases(runs).items())
         console.print(f"d = {parameters:.2g}, our seconds by phase: {shares}", highlight=False)

@@ -9,10 +9,12 @@ name, so a folder in front of PATH decides what they are:
 SuperNode and SuperExec wait a fixed 3, 1 and 0.5 seconds between two looks for work, and whoever
 sees a message a moment before its content has arrived waits a second for it. Flower has no option
 for these times. `supernode`, `superexec` and `serverapp` are the same programs with the waits
-capped at BLACKTHORN_POLL_SECONDS; `superlink` takes no message that only a liar would send.
+capped at BLACKTHORN_POLL_SECONDS; `clientapp` unpacks an app once and not for every message;
+`superlink` takes no message that only a liar would send.
 Everything else about them is Flower's own.
 """
 
+import hashlib
 import importlib
 import os
 import shlex
@@ -37,6 +39,7 @@ PACED_ENTRIES = {
     "flower-supernode": f"{__name__}:supernode",
     "flower-superexec": f"{__name__}:superexec",
     "flwr-serverapp": f"{__name__}:serverapp",
+    "flwr-clientapp": f"{__name__}:clientapp",
 }
 BOUNDED_ENTRIES = {"flower-superlink": f"{__name__}:superlink"}
 # Flower's nodes send arrays in chunks of 5 MiB, and an app's bundle has at most 10 MB.
@@ -86,6 +89,27 @@ def serverapp() -> None:
     """`flwr-serverapp` that asks again for a reply's content after BLACKTHORN_POLL_SECONDS."""
     _cap_first_backoff()
     load_entry(STANDARD_ENTRIES["flwr-serverapp"])()
+
+
+def clientapp() -> None:
+    """`flwr-clientapp` that unpacks the app once: Flower does it for every message."""
+    module = importlib.import_module("flwr.supernode.runtime.run_clientapp")
+    vars(module)["install_from_fab"] = install_once
+    load_entry(STANDARD_ENTRIES["flwr-clientapp"])()
+
+
+def install_once(fab: bytes, install_dir: Path | None = None, skip_prompt: bool = False) -> Path:
+    """Flower's `install_from_fab` of a bundle, unless it has been installed to the end before."""
+    from flwr.cli.install import install_from_fab
+    from flwr.common.config import get_flwr_home
+
+    digest = hashlib.sha256(fab).hexdigest()
+    note = (install_dir or get_flwr_home()) / f"installed-{digest}"
+    installed = Path(note.read_text()) if note.exists() else None
+    if installed is None or not installed.is_dir():
+        installed = install_from_fab(fab, install_dir, skip_prompt)
+        note.write_text(str(installed))
+    return installed
 
 
 def superlink() -> None:

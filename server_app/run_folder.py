@@ -28,6 +28,8 @@ OPERATOR = "operator.jsonl"
 SUMMARY = "summary.json"
 # A state takes some milliseconds: no more often than this where rounds are as quick as that.
 STATE_SECONDS = 0.25
+# ... and where a large model's state takes longer, at most this share of a run's time.
+STATE_SHARE = 0.05
 
 
 def choose_folder(config: RunConfig) -> Path:
@@ -102,6 +104,7 @@ class RunFolder:
         self._extra = extra
         self._trackers = trackers
         self._began = self._last_state = time.monotonic()
+        self._state_took = 0.0
         self._counts = Counts()
         self._output_round: int | None = None
         # What summary.json says of posterior samples; None for runs without.
@@ -148,6 +151,7 @@ class RunFolder:
     def _save_state(self, report: RoundReport, lines: Mapping[str, Mapping[str, Any]]) -> None:
         if self._state is None or not self._is_due(report.server_round):
             return
+        began = time.monotonic()
         for log in self._logs.values():
             log.sync()
         arrays, extra = self._extra.state()
@@ -161,6 +165,7 @@ class RunFolder:
         config = to_mapping(self._config.model_copy(update={"resume": ""}))
         write_saved(self.path, Saved(self._state(), arrays, values, config))
         self._last_state = time.monotonic()
+        self._state_took = self._last_state - began
 
     def _is_due(self, server_round: int) -> bool:
         every = self._config.state_every
@@ -168,7 +173,8 @@ class RunFolder:
             return False
         if every > 0:
             return server_round % every == 0
-        return time.monotonic() - self._last_state >= STATE_SECONDS
+        pause = max(STATE_SECONDS, self._state_took / STATE_SHARE)
+        return time.monotonic() - self._last_state >= pause
 
     def _go_on(self, saved: Saved) -> None:
         """Bring the files to where the run stood after the state's round."""

@@ -52,7 +52,8 @@ class HeldArray(Array):
 def encode(value: np.ndarray) -> Array:
     """The same as ``Array(value)``."""
     name, header = _description(value.dtype, value.shape)
-    return Array(name, value.shape, NUMPY, header + value.tobytes())
+    # One copy of the data; `header + value.tobytes()` would be two.
+    return Array(name, value.shape, NUMPY, b"".join((header, np.ascontiguousarray(value).data)))
 
 
 def encode_state(state: Mapping[str, np.ndarray | Array]) -> ArrayRecord:

@@ -472,7 +472,9 @@ class FederatedStrategy(Strategy):
         replied = time.monotonic()
         surplus = [delivery.client for delivery in inbox if delivery.surplus]
         inbox = [delivery for delivery in inbox if not delivery.surplus]
-        contributions, rejected = screen_inbox(inbox, model, self._local_lr)
+        num_messages = sum(delivery.message is not None for delivery in inbox)
+        rows = model.current.new_empty(num_messages, len(model.current))
+        contributions, rejected = screen_inbox(inbox, model, self._local_lr, rows)
         report = RoundReport(
             server_round=self._broadcast.server_round,
             invited=list(self._broadcast.clients),
@@ -480,7 +482,7 @@ class FederatedStrategy(Strategy):
             rejected=rejected,
             surplus=surplus,
             local_lr=self._local_lr,
-            model=model.current.clone(),
+            model=model.current,
             confidential=self.confidential,
             seconds={"training": replied - self._broadcast.began},
         )
@@ -489,18 +491,21 @@ class FederatedStrategy(Strategy):
             report.below_quorum = True
             report.skipped = f"{len(contributions)} replies, fewer than {self.quorum()}"
         else:
-            self._update_model(model, contributions, report)
+            self._update_model(model, contributions, rows[: len(contributions)], report)
+        # The observers' own: what they do to it changes nothing.
+        report.model = model.current.clone()
         if not report.confidential:
             _log_losses(report)
         return report
 
     def _update_model(
-        self, model: GlobalModel, contributions: dict[int, Contribution], report: RoundReport
+        self,
+        model: GlobalModel,
+        contributions: dict[int, Contribution],
+        updates: torch.Tensor,
+        report: RoundReport,
     ) -> None:
         began = time.monotonic()
-        updates = model.current.new_empty(len(contributions), len(model.current))
-        for row, contribution in zip(updates, contributions.values(), strict=True):
-            row.copy_(contribution.update)
         report.updates = updates
         report.claimed_norms = _claimed(contributions, UPDATE_NORM)
         report.sample_epsilons = _claimed(contributions, SAMPLE_EPSILON)
@@ -516,8 +521,9 @@ class FederatedStrategy(Strategy):
             return
         report.seconds["aggregation"] = combined - began
         report.seconds["server-step"] = time.monotonic() - combined
-        report.model = model.current.clone()
-        report.aggregate = aggregate.vector.clone()
+        # With momentum the model may keep the vector itself.
+        kept_by_model = model.velocity is not None
+        report.aggregate = aggregate.vector.clone() if kept_by_model else aggregate.vector
         report.weights = aggregate.weights
         report.iterations = aggregate.iterations
         kept = aggregate.survivors.tolist()

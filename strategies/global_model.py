@@ -1,5 +1,6 @@
 """The global model between rounds: its vector w, the server's buffers and the momentum."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -54,6 +55,10 @@ class GlobalModel:
         """u_i = (w_t − w_i)/η_l [d] of the local model w_i, in gradient units."""
         return (self.current - local).div_(local_lr)
 
+    def update_in_place(self, local: torch.Tensor, local_lr: float) -> torch.Tensor:
+        """`update` in the memory of `local`, which is lost."""
+        return torch.sub(self.current, local, out=local).div_(local_lr)
+
     def moving_parts(self) -> dict[str, np.ndarray]:
         """Views of w_t and, where there is one, v_t: what `restore` needs in another process."""
         parts = {"model": self.current}
@@ -84,7 +89,8 @@ class GlobalModel:
         """
         velocity = step.velocity(self.velocity, aggregate.to(self.current.dtype))
         moved = step.apply(self.current, velocity, local_lr, self.initial)
-        if not bool(torch.isfinite(moved).all()):
+        low, high = map(float, torch.aminmax(moved))
+        if not -math.inf < low <= high < math.inf:  # false for NaN too
             raise ValueError("the model would not stay finite")
         self.velocity = velocity if step.momentum else None
         self.current, self._arrays = moved, None

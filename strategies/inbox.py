@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+import torch
 from flwr.common.constant import ErrorCode
 
 from .delivery import LATE, UNSENT, Delivery
@@ -19,16 +20,25 @@ _NO_REPLY = {
 
 
 def screen_inbox(
-    inbox: Iterable[Delivery], model: GlobalModel, local_lr: float
+    inbox: Iterable[Delivery],
+    model: GlobalModel,
+    local_lr: float,
+    rows: torch.Tensor | None = None,
 ) -> tuple[dict[int, Contribution], list[Rejection]]:
-    """Contributions by client id, in the inbox's order, and the rejected with their reasons."""
+    """Contributions by client id, in the inbox's order, and the rejected with their reasons.
+
+    The updates are the first rows of `rows` where it is given: one row a message is enough.
+    """
     contributions: dict[int, Contribution] = {}
     rejected = []
     for delivery in inbox:
         try:
             if delivery.message is None:
                 raise RejectedReply(delivery.problem)
-            contributions[delivery.client] = screen_reply(delivery.message, model, local_lr)
+            # A rejected reply leaves its row to the next.
+            row = None if rows is None else rows[len(contributions)]
+            contribution = screen_reply(delivery.message, model, local_lr, row)
+            contributions[delivery.client] = contribution
         except RejectedReply as rejection:
             rejected.append(
                 Rejection(delivery.client, one_line(str(rejection)), _replied(delivery))

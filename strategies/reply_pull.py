@@ -20,7 +20,7 @@ _BYTES_FOR_THE_REST = 2**20
 _OBJECTS_FOR_THE_REST = 64
 # Flower cuts arrays into chunks of 5 MiB, and lets a node's operator choose another size.
 _SMALLEST_CHUNK = 2**20
-_FIRST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS = 0.02, 0.5
+_FIRST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS = 0.02, 0.1
 
 UNFINISHED = "the reply was announced, but not uploaded by the deadline"
 

@@ -33,22 +33,25 @@ class Contribution:
     metrics: dict[str, float]
 
 
-def screen_reply(message: Message, model: GlobalModel, local_lr: float) -> Contribution:
+def screen_reply(
+    message: Message, model: GlobalModel, local_lr: float, row: torch.Tensor | None = None
+) -> Contribution:
     """Decode a training reply, check it against the global model and form the update.
 
-    Raises RejectedReply for an error reply, missing, extra or misshapen entries, a payload that
-    differs from its header, a wrong dtype, a value that is not finite (also after the division
-    by the learning rate), or an insane count. Raises nothing else, whatever is in the reply.
+    The update is in `row` [d] where there is one. Raises RejectedReply for an error reply, missing,
+    extra or misshapen entries, a payload that differs from its header, a wrong dtype, a value that
+    is not finite (also after the division by the learning rate), or an insane count. Raises nothing
+    else, whatever is in the reply.
     """
     content = content_of(message)
     records = [record for record in content.values() if isinstance(record, ArrayRecord)]
     if len(records) != 1:
         raise RejectedReply(f"{len(records)} array records in the reply, expected 1")
-    local = model.layout.flatten(decode_state(records[0], model.layout))
-    update = model.update(local, local_lr)
+    state = decode_state(records[0], model.layout)
+    update = model.update_in_place(model.layout.flatten(state, row), local_lr)
     low, high = map(float, torch.aminmax(update))
     if not -MAX_UPDATE <= low <= high <= MAX_UPDATE:  # false for NaN too
-        if not bool(torch.isfinite(local).all()):
+        if not bool(torch.isfinite(model.layout.flatten(state)).all()):
             raise RejectedReply("the model has values that are not finite")
         raise RejectedReply("the update is too large for its precision")
     return Contribution(update, read_count(content), scalar_metrics(content))

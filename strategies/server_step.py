@@ -42,7 +42,8 @@ class ServerStep:
         initial: torch.Tensor,
     ) -> torch.Tensor:
         """w_{t+1} [d] from w_t [d]; `initial` is w_1, the centre of the ball."""
-        moved = model - (self.server_lr * local_lr) * velocity
+        moved = velocity * (self.server_lr * local_lr)
+        torch.sub(model, moved, out=moved)
         if self.projection_radius is None:
             return moved
         offset = (moved - initial).double()

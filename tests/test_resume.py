@@ -297,10 +297,12 @@ def _shared_seed(folder: Path) -> int:
 def test_by_default_states_are_so_far_apart_that_they_cost_little(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Quick rounds share one, slow rounds have one each; the run goes on from the last."""
+    """Quick rounds share one, slow rounds have one each unless states themselves are slow; the run
+    goes on from the last."""
 
-    def states(folder: Path, seconds: float) -> set[str]:
+    def states(folder: Path, seconds: float, share: float = 1e9) -> set[str]:
         monkeypatch.setattr(run_folder, "STATE_SECONDS", seconds)
+        monkeypatch.setattr(run_folder, "STATE_SHARE", share)
         seen: set[str] = set()
 
         def look(report: RoundReport) -> None:
@@ -311,6 +313,7 @@ def test_by_default_states_are_so_far_apart_that_they_cost_little(
         return seen
 
     assert states(tmp_path / "quick", 600.0) == {"round-00000"}
+    assert states(tmp_path / "costly", 0.0, 1e-9) == {"round-00000", "round-00001"}
     assert len(states(tmp_path / "slow", 0.0)) == ROUNDS + 1
     whole, dead = tmp_path / "slow", tmp_path / "dead"
     with pytest.raises(KeyboardInterrupt):
