@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from attacks.own_code import is_own_code, own_function
+from tasks.small_cnn import SmallCNN
 
 MODEL_NAMES = ("logistic", "mlp-H[-H...]", "cnn")
 _MLP = re.compile(r"mlp(-[1-9][0-9]{0,5})+")
@@ -148,55 +149,6 @@ class Perceptron(nn.Sequential):
             part.unflatten(1, shape) for part, shape in zip(parts[::2], self._shapes, strict=True)
         ]
         return matrices, list(parts[1::2])
-
-
-class ChannelsLast(nn.Module):
-    """The same images [n, C, H, W] with a pixel's channels adjacent in memory, which PyTorch's
-    pooling on a CPU needs to be vectorised.
-
-    In evaluation mode, in which FlatModel trains too. In training mode they stay as they are:
-    Opacus works in it, and misreads the gradients of convolutions in any other layout.
-    """
-
-    def forward(self, x: Tensor) -> Tensor:
-        """``x`` itself in value and shape."""
-        if self.training:
-            return x
-        # torch.channels_last by name is not possible under vmap.
-        return x.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
-
-
-class SmallCNN(nn.Sequential):
-    """Two 3x3 convolutions (16 and 32 channels), each with GroupNorm, 2x2 max pooling and ReLU,
-    then a dense layer of 64: outputs [n, num_classes] from images [n, C, H, W], H, W >= 4.
-
-    ReLU after pooling is the same function for a quarter of the work. GroupNorm because
-    BatchNorm's running statistics are no parameters, and differ by client.
-    """
-
-    # Under vmap the convolutions of many clients become one grouped convolution, which is
-    # slower on a CPU than one client after the other.
-    batching = "loop"
-
-    def __init__(self, input_shape: tuple[int, ...], num_classes: int) -> None:
-        channels, height, width = input_shape
-        super().__init__(
-            OrderedDict(
-                conv1=nn.Conv2d(channels, 16, 3, padding=1),
-                layout1=ChannelsLast(),
-                norm1=nn.GroupNorm(4, 16),
-                pool1=nn.MaxPool2d(2),
-                relu1=nn.ReLU(),
-                conv2=nn.Conv2d(16, 32, 3, padding=1),
-                norm2=nn.GroupNorm(4, 32),
-                pool2=nn.MaxPool2d(2),
-                relu2=nn.ReLU(),
-                flatten=nn.Flatten(),
-                dense=nn.Linear(32 * (height // 4) * (width // 4), 64),
-                relu3=nn.ReLU(),
-                output=nn.Linear(64, num_classes),
-            )
-        )
 
 
 def build_model(

@@ -7,8 +7,9 @@ import torch
 from torch import nn
 
 from server_app.config import make_config
-from tasks.models import ChannelsLast, build_model
+from tasks.models import build_model
 from tasks.problem import load_problem
+from tasks.small_cnn import ChannelsLast
 
 
 def dimension(module: nn.Module) -> int:

@@ -1,0 +1,99 @@
+"""The small CNN's gradient in closed form, against automatic differentiation of its layers."""
+
+from collections import OrderedDict
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from client_app.training import LocalSGD, client_generator, train_clients
+from tasks.datasets import Examples
+from tasks.flat_model import FlatModel
+from tasks.labelled import cross_entropy
+from tasks.models import build_model
+from tasks.shards import ExampleShard
+from tasks.small_cnn import SmallCNN
+
+CLASSES = 4
+PRECISIONS = pytest.mark.parametrize(
+    ("dtype", "within"), [(torch.float64, 1e-10), (torch.float32, 1e-4)]
+)
+
+
+def models(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[FlatModel, FlatModel]:
+    """The module, and the same layers without their closed form."""
+    module = build_model("cnn", shape, CLASSES, 3).to(dtype)
+    assert isinstance(module, SmallCNN)
+    plain = nn.Sequential(OrderedDict(module.named_children()))
+    return FlatModel(module, cross_entropy), FlatModel(plain, cross_entropy, "loop")
+
+
+def images(clients: int, n: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Noise, half of it blanked out in whole rows: windows of equal pixels, as in drawings."""
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(clients, n, *shape, generator=generator, dtype=dtype)
+    x[..., : shape[1] // 2, :] = 0.25
+    return x
+
+
+@pytest.mark.parametrize("shape", [(1, 8, 8), (3, 9, 7), (2, 4, 5), (1, 28, 28)])
+@PRECISIONS
+def test_the_gradient(shape: tuple[int, ...], dtype: torch.dtype, within: float) -> None:
+    """Of several clients at once; some factors of the normalisation are negative."""
+    fast, plain = models(shape, dtype)
+    generator = torch.Generator().manual_seed(2)
+    start = fast.flatten(fast.module.state_dict())
+    params = start + torch.randn(3, len(start), generator=generator, dtype=dtype)
+    params[2] = start  # factors 1
+    x = images(3, 6, shape, dtype)
+    y = torch.randint(0, CLASSES, (3, 6), generator=generator)
+    weights = torch.rand(3, 6, generator=generator, dtype=dtype)
+    weights[1, 4:] = 0  # padding
+    before = params.clone(), x.clone()
+    losses, gradients = fast.loss_and_gradient(params, x, y, weights)
+    assert torch.equal(params, before[0])
+    assert torch.equal(x, before[1])
+    expected = plain.loss_and_gradient(params, x, y, weights)
+    torch.testing.assert_close(losses, expected[0], rtol=within, atol=within)
+    for own, other in zip(gradients, expected[1], strict=True):
+        scale = float(other.abs().max())
+        torch.testing.assert_close(own, other, rtol=within, atol=within * scale)
+
+
+def test_equal_pixels_send_the_gradient_to_the_first() -> None:
+    """With a kernel that sees nothing all pixels are equal, and only the choice of the winner
+    tells how the gradient reaches what follows."""
+    fast, plain = models((1, 8, 8), torch.float64)
+    state = dict(fast.module.state_dict())
+    state["conv1.weight"] = state["conv1.weight"].clone()
+    state["conv1.weight"][::2] = 0
+    params = fast.flatten(state)[None]
+    x, y = images(1, 5, (1, 8, 8), torch.float64), torch.tensor([[0, 1, 2, 3, 0]])
+    weights = torch.full((1, 5), 0.2, dtype=torch.float64)
+    found, expected = (each.loss_and_gradient(params, x, y, weights) for each in (fast, plain))
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
+
+
+@PRECISIONS
+@pytest.mark.parametrize(
+    "spec",
+    [
+        LocalSGD(2, 0, 0.1),
+        LocalSGD(3, 3, 0.1, weight_decay=0.05),
+        LocalSGD(3, 3, 0.1, step_clip_norm=0.05),
+    ],
+)
+def test_training(dtype: torch.dtype, within: float, spec: LocalSGD) -> None:
+    """Clients of unlike size, one of them with a single example."""
+    shape = (1, 8, 8)
+    fast, plain = models(shape, dtype)
+    start = fast.flatten(fast.module.state_dict())
+    labels = torch.randint(0, CLASSES, (20,), generator=torch.Generator().manual_seed(0))
+    whole = Examples(images(1, 20, shape, torch.float32)[0], labels)
+    parts = [range(9), range(3, 7), [4]]
+    shards = [ExampleShard(whole, torch.tensor(list(rows)).numpy()) for rows in parts]
+    found, expected = (
+        train_clients(model, start, shards, spec, [client_generator(0, 1, i) for i in range(3)])
+        for model in (fast, plain)
+    )
+    torch.testing.assert_close(found, expected, rtol=within, atol=within)
