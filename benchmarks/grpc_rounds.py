@@ -10,7 +10,7 @@ Per model size d, on one SuperLink and four SuperNodes:
   does, and on Flower's own, which looks every three seconds.
 
 Everybody trains one step on eight digits, nobody evaluates, and a run's first round does not count.
-Runs of our strategy and of FedAvg take turns, so that other work on the machine meets both.
+Runs take turns, so that other work on the machine meets all of them.
 """
 
 import argparse
@@ -18,6 +18,7 @@ import json
 import os
 import statistics
 import tempfile
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -37,7 +38,11 @@ CLIENTS = 4
 # Digits: 64 inputs and ten classes.
 _PARAMETERS_A_UNIT, _PARAMETERS_BESIDE = 64 + 1 + 10, 10
 _OWN_COMPONENT = 'serverapp = "server_app.app:app"'
-# Every run of ours and of FedAvg is made so often, in turns.
+HEADINGS = (
+    *("d", "persistent", "Flower's programs", "ratio"),
+    *("FedAvg, quick grid", "ours adds %", "FedAvg, Flower's grid"),
+)
+# Every run of ours and of FedAvg is made so often, before and after that with Flower's programs.
 TURNS = 2
 _SECONDS_TO_START, _SECONDS_A_ROUND = 120.0, 60.0
 
@@ -90,17 +95,12 @@ def timed_run(
     return list(json.loads((folder / SECONDS).read_text())[1:])
 
 
-def persistent(parameters: float, rounds: int, folder: Path, turns: int) -> dict[str, list[float]]:
-    """Seconds of the rounds with persistent clients, by ServerApp."""
-    seconds: dict[str, list[float]] = {"ours": [], "fedavg_quick": [], "fedavg": []}
+def persistent(
+    parameters: float, rounds: int, folder: Path, apps: Iterable[str]
+) -> dict[str, list[float]]:
+    """Seconds of the rounds with persistent clients, by ServerApp, in this order."""
     with FlowerCluster(CLIENTS, folder) as cluster:
-        for turn in range(turns):
-            for app in ("ours", "fedavg_quick"):
-                run = folder / f"{app}-{turn}"
-                seconds[app] += timed_run(cluster, app, parameters, rounds, run)
-        few = max(2, rounds // 2)
-        seconds["fedavg"] = timed_run(cluster, "fedavg", parameters, few, folder / "fedavg")
-    return seconds
+        return {app: timed_run(cluster, app, parameters, rounds, folder / app) for app in apps}
 
 
 def standard(parameters: float, rounds: int, folder: Path) -> list[float]:
@@ -143,29 +143,26 @@ def _shown(value: float | None, form: str) -> str:
 
 
 def measure(
-    sizes: Iterable[float],
-    rounds: int,
-    standard_rounds: int,
-    folder: Path,
-    console: Console,
-    turns: int = TURNS,
-) -> Table:
-    """Run everything; the table."""
-    table = Table(title=f"seconds of a round, {CLIENTS} clients")
-    for heading in ("d", "persistent", "Flower's programs", "ratio"):
-        table.add_column(heading, justify="right")
-    for heading in ("FedAvg, quick grid", "ours adds %", "FedAvg, Flower's grid"):
-        table.add_column(heading, justify="right")
-    for parameters in sizes:
-        place = folder / f"{parameters:.2g}"
-        seconds = persistent(parameters, rounds, place / "persistent", turns)
-        runs = (place / "persistent").glob("ours-[0-9]")
-        shares = ", ".join(f"{name} {value:.3f}" for name, value in phases(runs).items())
-        console.print(f"d = {parameters:.2g}, our seconds by phase: {shares}", highlight=False)
-        if standard_rounds:
-            seconds["standard"] = standard(parameters, standard_rounds, place / "standard")
-        table.add_row(*cells(parameters, seconds))
-    return table
+    parameters: float, rounds: int, standard_rounds: int, folder: Path, turns: int = TURNS
+) -> dict[str, list[float]]:
+    """Seconds of all rounds with models of one size, by what was timed."""
+    seconds: dict[str, list[float]] = defaultdict(list)
+    for turn in range(turns):
+        apps = ["fedavg_quick", "ours"] if turn % 2 else ["ours", "fedavg_quick", "fedavg"]
+        place = folder / f"persistent-{turn}"
+        for app, values in persistent(parameters, rounds, place, apps).items():
+            seconds[app] += values
+        if turn == 0 and standard_rounds:
+            seconds["standard"] = standard(parameters, standard_rounds, folder / "standard")
+    return seconds
+
+
+def print_phases(parameters: float, folder: Path, console: Console) -> None:
+    """Where the seconds of our rounds went, and how busy the machine was."""
+    found = phases(folder.glob("persistent-*/ours"))
+    shares = ", ".join(f"{name} {value:.3f}" for name, value in found.items())
+    load = os.getloadavg()[0]
+    console.print(f"d = {parameters:.2g}: load {load:.1f} now; our phases: {shares}")
 
 
 def main() -> None:
@@ -175,16 +172,24 @@ def main() -> None:
     parser.add_argument("--standard-rounds", type=int, default=4, help="with Flower's programs")
     parser.add_argument("--sizes", default="2e4,1e6,1.1e7", help="parameters of the models")
     options = parser.parse_args()
-    sizes = [float(size) for size in options.sizes.split(",")]
     console = Console(width=120)
     console.print(
         f"{datetime.now(UTC):%Y-%m-%d}, {os.cpu_count()} cores, torch {torch.__version__}, "
         f"load {os.getloadavg()[0]:.1f} before the start"
     )
+    table = Table(title=f"seconds of a round, {CLIENTS} clients")
+    for heading in HEADINGS:
+        table.add_column(heading, justify="right")
     with tempfile.TemporaryDirectory(prefix="blackthorn-rounds-") as folder:
-        table = measure(sizes, options.rounds, options.standard_rounds, Path(folder), console)
-    console.print(table)
-    console.print(f"load {os.getloadavg()[0]:.1f} at the end")
+        try:
+            for parameters in map(float, options.sizes.split(",")):
+                place = Path(folder) / f"{parameters:.2g}"
+                seconds = measure(parameters, options.rounds, options.standard_rounds, place)
+                print_phases(parameters, place, console)
+                table.add_row(*cells(parameters, seconds))
+        finally:
+            # What was measured before a failure, or Ctrl-C.
+            console.print(table)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from benchmarks import grpc_rounds
 from benchmarks.grpc_apps import Clock
@@ -71,7 +70,7 @@ def test_an_app_is_unpacked_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 
 @pytest.mark.deployment
 def test_it_measures_real_rounds(tmp_path: Path) -> None:
-    console = Console(quiet=True)
-    table = grpc_rounds.measure([2e4], 3, 0, tmp_path, console, turns=1)
-    assert [next(iter(column.cells)) for column in table.columns][2:4] == ["-", "-"]
-    assert 0 < float(next(iter(table.columns[1].cells))) < 10
+    seconds = grpc_rounds.persistent(2e4, 3, tmp_path, ["ours", "fedavg_quick"])
+    assert [len(values) for values in seconds.values()] == [2, 2]
+    assert all(0 < value < 60 for values in seconds.values() for value in values)
+    assert grpc_rounds.phases([tmp_path / "ours"]).keys() >= {"training", "screening"}
