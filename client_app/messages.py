@@ -11,8 +11,11 @@ import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
-from strategies.array_codec import decode, encode, encode_state
+from strategies.array_codec import decode, encode
 from tasks.flat_model import FlatModel
+
+_NO_METRICS = MetricRecord()
+_NO_RECORDS = RecordDict()
 
 
 @dataclass(frozen=True)
@@ -84,15 +87,11 @@ def trained_arrays(
     server sent them. `write` makes a parameter's Array; HeldArray, where nothing leaves the
     process, forbids that `trained` changes afterwards."""
     views = {name: view.numpy() for name, view in model.unflatten(trained).items()}
-    return [
-        encode_state(
-            {
-                name: write(views[name][client]) if name in views else array
-                for name, array in arrays.items()
-            }
-        )
-        for client in range(len(trained))
-    ]
+    records = [arrays.copy() for _ in range(len(trained))]
+    for client, record in enumerate(records):
+        for name, view in views.items():
+            record[name] = write(view[client])
+    return records
 
 
 def train_reply(
@@ -109,14 +108,17 @@ def train_reply(
     server's instruments; None where it did not clip, or does not tell. `sample_epsilon` is what
     one of the client's examples has spent in local DP-SGD.
     """
-    metrics = MetricRecord({"num-examples": num_examples})
+    metrics = _NO_METRICS.copy()  # a copy takes a fraction of Flower's constructor
+    metrics["num-examples"] = num_examples
     if train_loss is not None:
         metrics["train-loss"] = train_loss
     if update_norm is not None:
         metrics["update-norm"] = update_norm
     if sample_epsilon is not None:
         metrics["sample-epsilon"] = sample_epsilon
-    return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
+    content = _NO_RECORDS.copy()
+    content["arrays"], content["metrics"] = arrays, metrics
+    return Message(content, reply_to=message)
 
 
 def evaluate_reply(message: Message, num_examples: int, metrics: Mapping[str, float]) -> Message:

@@ -1,10 +1,10 @@
 """Local training: K steps of SGD on one client, or on a batch of clients at once."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from tasks.flat_model import FlatModel
 from tasks.shards import ExampleShard, Shard
 
 # What the batch and the parameters of the clients trained together may take, in bytes.
-_CHUNK_BYTES = 32 * 2**20
+_CHUNK_BYTES = 16 * 2**20
 
 
 class LocalSteps(Protocol):
@@ -78,6 +78,24 @@ def client_generator(seed: int, server_round: int, client_id: int) -> np.random.
     return np.random.Generator(np.random.Philox(sequence))
 
 
+class ClientGenerators(Sequence[np.random.Generator]):
+    """``client_generator`` of each (seed, server_round, client_id), made when it is first asked
+    for: where every batch is all of a client's examples nobody draws, and making them is a tenth
+    of a round."""
+
+    def __init__(self, keys: Iterable[tuple[int, int, int]]) -> None:
+        self._keys = list(keys)
+        self._made: dict[int, np.random.Generator] = {}
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def __getitem__(self, position: Any) -> Any:
+        if position not in self._made:
+            self._made[position] = client_generator(*self._keys[position])
+        return self._made[position]
+
+
 def train_clients(
     model: FlatModel,
     start: Tensor,
@@ -101,28 +119,28 @@ def train_clients(
         raise ValueError(f"{len(shards)} shards and {len(generators)} generators: one each")
     if chunk_size < 0:
         raise ValueError(f"chunk_size is {chunk_size}: it must be 0 (chosen here) or more")
-    starts = start.expand(len(shards), start.shape[-1])
-    params, losses = torch.empty_like(starts), start.new_empty(len(shards))
+    params = start.new_empty(len(shards), start.shape[-1])
+    losses = start.new_empty(len(shards))
     # Clients of like size go together, so that little is padded.
     order = sorted(range(len(shards)), key=lambda i: shards[i].num_examples)
 
     def train(own_model: FlatModel, chunk: list[int]) -> None:
         index = torch.tensor(chunk)
-        trained, trained_losses = _train_chunk(
-            own_model,
-            starts.index_select(0, index),
-            start if start.ndim == 1 else None,
-            [shards[i] for i in chunk],
-            spec,
-            [generators[i] for i in chunk],
-            chunk,
+        # Clients side by side are trained in their rows of the result.
+        adjacent = chunk == list(range(chunk[0], chunk[0] + len(chunk)))
+        rows = slice(chunk[0], chunk[0] + len(chunk))
+        own = params[rows] if adjacent else params.new_empty(len(chunk), params.shape[1])
+        own_starts = start if start.ndim == 1 else start.index_select(0, index)
+        own_shards = [shards[i] for i in chunk]
+        losses[index] = _train_chunk(
+            own_model, own_starts, own, own_shards, spec, generators, chunk
         )
-        params.index_copy_(0, index, trained)
-        losses.index_copy_(0, index, trained_losses)
+        if not adjacent:
+            params.index_copy_(0, index, own)
 
     chunks = list(_chunks(order, chunk_size, model, shards, spec))
     # Only LocalSGD is known to keep nothing between its steps.
-    if model.batching == "loop" and isinstance(spec, LocalSGD):
+    if isinstance(spec, LocalSGD):
         _in_threads(train, model, chunks)
     else:
         for chunk in chunks:
@@ -135,7 +153,8 @@ def _in_threads(
 ) -> None:
     """Train the chunks in as many threads as PyTorch may use, each with a single-threaded copy.
 
-    One client's convolutions are too small to be shared: two threads on each gained nothing.
+    A step's products are too small to be shared: threads that wait for each other at every one of
+    them gain little on a quiet machine, and lose a hundredfold where others use its cores.
     """
     threads = torch.get_num_threads()
     workers = min(threads, len(chunks))
@@ -189,39 +208,39 @@ def _rows(shard: Shard, spec: LocalSteps) -> int:
 
 def _train_chunk(
     model: FlatModel,
+    start: Tensor,
     params: Tensor,
-    common_start: Tensor | None,
     shards: Sequence[Shard],
     spec: LocalSteps,
     generators: Sequence[np.random.Generator],
     clients: Sequence[int],
-) -> tuple[Tensor, Tensor]:
+) -> Tensor:
+    """Train from ``start`` [d] or [B, d] into ``params`` [B, d]; returns the mean losses [B]."""
     whole = all(_rows(shard, spec) == shard.num_examples for shard in shards)
-    if (
-        whole
-        and common_start is not None
-        and isinstance(spec, LocalSGD)
-        and not spec.step_clip_norm
-    ):
-        x, y, weights = next(_batches(shards, spec, generators, params.dtype))
-        descended = model.descent(
-            common_start, x, y, weights, spec.steps, spec.learning_rate, spec.weight_decay
+    if whole and start.ndim == 1 and isinstance(spec, LocalSGD) and not spec.step_clip_norm:
+        x, y, weights = next(_batches(shards, spec, generators, clients, params.dtype))
+        total = model.descent(
+            start, x, y, weights, spec.steps, spec.learning_rate, spec.weight_decay, params
         )
-        if descended is not None:
-            return descended[0], descended[1] / spec.steps
+        if total is not None:
+            return total / spec.steps
+    # Not in `params` itself: autograd sees all changes of one matrix, by other threads too.
+    moving = torch.empty_like(params).copy_(start)
     total = params.new_zeros(len(shards))
-    batches = _batches(shards, spec, generators, params.dtype)
+    batches = _batches(shards, spec, generators, clients, params.dtype)
     for step, (x, y, weights) in enumerate(batches):
-        losses, gradients = model.loss_and_gradient(params, x, y, weights)
-        spec.move(params, gradients, step, clients)
+        losses, gradients = model.loss_and_gradient(moving, x, y, weights)
+        spec.move(moving, gradients, step, clients)
         total += losses
-    return params, total / spec.steps
+    params.copy_(moving)
+    return total / spec.steps
 
 
 def _batches(
     shards: Sequence[Shard],
     spec: LocalSteps,
     generators: Sequence[np.random.Generator],
+    clients: Sequence[int],
     dtype: torch.dtype,
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """The K batches of all clients: x [B, n, ...], y [B, n, ...] and weights [B, n], padded to
@@ -232,12 +251,14 @@ def _batches(
         weights[client, :n] = 1 / n
     joint = getattr(shards[0], "joint_batches", None)
     if joint is not None and all(shard == shards[0] for shard in shards):
-        for x, y in joint(generators, spec.batch_size, spec.steps):
+        for x, y in joint([generators[i] for i in clients], spec.batch_size, spec.steps):
             yield x, y, weights
         return
     all_of_them = all(n == shard.num_examples for n, shard in zip(counts, shards, strict=True))
     x, y = (one.new_empty(*weights.shape, *one.shape) for one in shards[0].example)
-    fill = _one_gather(shards, spec, generators) or _shard_by_shard(shards, spec, generators)
+    fill = _one_gather(shards, spec, generators, clients) or _shard_by_shard(
+        shards, spec, [generators[i] for i in clients]
+    )
     for step in range(spec.steps):
         # Where every client uses all it has, the first batch serves for every step.
         if step == 0 or not all_of_them:
@@ -249,7 +270,10 @@ Fill = Callable[[Tensor, Tensor], None]
 
 
 def _one_gather(
-    shards: Sequence[Shard], spec: LocalSteps, generators: Sequence[np.random.Generator]
+    shards: Sequence[Shard],
+    spec: LocalSteps,
+    generators: Sequence[np.random.Generator],
+    clients: Sequence[int],
 ) -> Fill | None:
     """Fills a step's batches by one copy out of the data set; None unless all share one."""
     parts = [shard for shard in shards if isinstance(shard, ExampleShard)]
@@ -261,8 +285,9 @@ def _one_gather(
 
     def fill(x: Tensor, y: Tensor) -> None:
         rows = np.empty(y.shape[:2], dtype=np.int64)
-        for own, part, generator in zip(rows, parts, generators, strict=True):
-            drawn = part.rows(generator, spec.batch_size)
+        for own, part, client in zip(rows, parts, clients, strict=True):
+            draws = 0 < spec.batch_size < part.num_examples
+            drawn = part.rows(generators[client] if draws else None, spec.batch_size)
             own[: len(drawn)] = drawn
             own[len(drawn) :] = drawn[0]  # the padding: see _pad
         index = torch.from_numpy(rows.reshape(-1))

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from uuid import uuid4
 
-import numpy as np
 import torch
 from flwr.app import Error, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
@@ -27,7 +26,7 @@ from client_app.messages import (
     trained_arrays,
 )
 from client_app.private_update import noised_models
-from client_app.training import client_generator, train_clients
+from client_app.training import ClientGenerators, train_clients
 from server_app.config import RunConfig
 from server_app.privacy_checks import claims_privacy
 from simulation.memory import keep_freed_memory, set_imports_aside
@@ -133,14 +132,13 @@ class EngineGrid(Grid):
         """What the train `messages` of one round ask for."""
         requests = read_rounds(messages)
         clients = [_client_of(message) for message in messages]
-        seed, server_round = self.config.seed, requests[0].server_round
         return Cohort(
             messages,
             requests,
             clients,
             start_vector(requests[0].arrays, self.problem.model),
             [self._shard(message) for message in messages],
-            [client_generator(seed, server_round, client) for client in clients],
+            [(self.config.seed, requests[0].server_round, client) for client in clients],
         )
 
     def _shard(self, message: Message) -> Shard:
@@ -152,14 +150,15 @@ class EngineGrid(Grid):
 
 @dataclass(frozen=True)
 class Cohort:
-    """A round's local training: `start` w_t [d], and shards and generators of the clients."""
+    """A round's local training: `start` w_t [d], the clients' shards, and the seed, round and
+    client of their generators."""
 
     messages: Sequence[Message]
     requests: list[RoundRequest]
     clients: list[int]
     start: Tensor
     shards: list[Shard]
-    generators: list[np.random.Generator]
+    generator_keys: list[tuple[int, int, int]]
 
 
 def train_together(
@@ -181,7 +180,7 @@ def train_together(
     else:
         starts = torch.cat([cohort.start.expand(len(cohort.shards), -1) for cohort in cohorts])
     shards = [shard for cohort in cohorts for shard in cohort.shards]
-    generators = [generator for cohort in cohorts for generator in cohort.generators]
+    generators = ClientGenerators(key for cohort in cohorts for key in cohort.generator_keys)
     if config.local_dp_sgd:
         params, losses = train_clients_privately(
             config, model, starts, shards, local_lr, generators

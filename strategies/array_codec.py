@@ -23,7 +23,7 @@ class HeldArray(Array):
 
     def __init__(self, value: np.ndarray) -> None:
         state = self.__dict__
-        state["dtype"], state["shape"] = str(value.dtype), value.shape
+        state["dtype"], state["shape"] = _name(value.dtype), value.shape
         state["stype"], state["_value"], state["_bytes"] = NUMPY, value, None
 
     @property
@@ -87,6 +87,12 @@ def read_header(data: bytes) -> tuple[int, tuple[int, ...], bool, np.dtype]:
 
 
 @lru_cache(maxsize=256)
+def _name(dtype: np.dtype) -> str:
+    """Flower's name of the dtype, which NumPy spells out anew every time."""
+    return str(dtype)
+
+
+@lru_cache(maxsize=256)
 def _description(dtype: np.dtype, shape: tuple[int, ...]) -> tuple[str, bytes]:
     """Flower's name of the dtype, and the .npy header."""
     stream = io.BytesIO()
@@ -94,7 +100,7 @@ def _description(dtype: np.dtype, shape: tuple[int, ...]) -> tuple[str, bytes]:
     np.lib.format.write_array_header_1_0(
         stream, {"descr": description, "fortran_order": False, "shape": shape}
     )
-    return str(dtype), stream.getvalue()
+    return _name(dtype), stream.getvalue()
 
 
 @lru_cache(maxsize=256)

@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, TypedDict, cast
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ from .delivery import Delivery, Enough, attribute_replies, exchange, exchange_un
 from .enrolment import CLIENT_ID, Client, ClientRegistry
 from .federated_evaluation import average_metrics
 from .global_model import GlobalModel
-from .inbox import screen_inbox
+from .inbox import Screened, screen_inbox
 from .learning_rate import LocalRate
 from .output_iterate import IterateKeeper, OutputIterate
 from .participation import (
@@ -398,16 +398,9 @@ class FederatedStrategy(Strategy):
         cohort = self.draw_cohort(self._registry.clients(), server_round)
         shared: dict[str, Any] = {**(config or {}), **self.round_config(cohort)}
         shared |= {LOCAL_LR: self._local_lr, NUM_INVITED: len(cohort)}
-        arrays = self._require_model().arrays()
+        content = _round_content(self._require_model().arrays(), shared, server_round)
         messages = [
-            self._message(
-                client,
-                arrays,
-                {**shared, **self.client_config(client)},
-                server_round,
-                MessageType.TRAIN,
-                timeout,
-            )
+            self._message(client, content, self.client_config(client), MessageType.TRAIN, timeout)
             for client in cohort
         ]
         self._broadcast = _Broadcast(server_round, cohort, messages, began)
@@ -425,27 +418,25 @@ class FederatedStrategy(Strategy):
         self._registry.refresh(grid, self._start_timeout)
         # What clients measure on their own examples is theirs: nobody asks for it under a claim.
         clients = [] if self.confidential else self._registry.online()
-        shared = dict(config or {})
+        content = _round_content(arrays, config or {}, server_round)
         messages = [
-            self._message(client, arrays, shared, server_round, MessageType.EVALUATE, timeout)
-            for client in clients
+            self._message(client, content, {}, MessageType.EVALUATE, timeout) for client in clients
         ]
         self._evaluation = _Broadcast(server_round, clients, messages, began)
 
     def _message(
-        self,
-        client: int,
-        arrays: ArrayRecord,
-        config: dict[str, Any],
-        server_round: int,
-        kind: str,
-        ttl: float | None,
+        self, client: int, content: RecordDict, own: Mapping[str, Any], kind: str, ttl: float | None
     ) -> Message:
-        own = ConfigRecord({**config, SERVER_ROUND: server_round, CLIENT_ID: client})
-        content = RecordDict({"arrays": arrays, "config": own})
-        node = self._registry[client].node_id
+        # Copies: Flower checks every entry that is set, which is most of the work of a message.
+        content = content.copy()
+        config = cast(ConfigRecord, content["config"]).copy()
+        for name, value in own.items():
+            config[name] = value
+        config[CLIENT_ID] = client
+        content["config"] = config
+        node, group = self._registry[client].node_id, str(config[SERVER_ROUND])
         # A straggler must not spend its time on a round that is over: hence the time to live.
-        return Message(content, node, kind, ttl=ttl, group_id=str(server_round))
+        return Message(content, node, kind, ttl=ttl, group_id=group)
 
     def _collect(self, grid: Grid, timeout: float) -> list[Delivery]:
         """The replies to the broadcast; no more than are enough."""
@@ -462,7 +453,7 @@ class FederatedStrategy(Strategy):
             Enough(
                 self._enough_replies,
                 # A reply that will not count must not end the round for those that would.
-                lambda delivery: bool(screen_inbox([delivery], model, local_lr)[0]),
+                lambda delivery: bool(screen_inbox([delivery], model, local_lr).contributions),
             ),
         )
 
@@ -472,14 +463,13 @@ class FederatedStrategy(Strategy):
         replied = time.monotonic()
         surplus = [delivery.client for delivery in inbox if delivery.surplus]
         inbox = [delivery for delivery in inbox if not delivery.surplus]
-        num_messages = sum(delivery.message is not None for delivery in inbox)
-        rows = model.current.new_empty(num_messages, len(model.current))
-        contributions, rejected = screen_inbox(inbox, model, self._local_lr, rows)
+        screened = screen_inbox(inbox, model, self._local_lr)
+        contributions = screened.contributions
         report = RoundReport(
             server_round=self._broadcast.server_round,
             invited=list(self._broadcast.clients),
             accepted=list(contributions),
-            rejected=rejected,
+            rejected=screened.rejected,
             surplus=surplus,
             local_lr=self._local_lr,
             model=model.current,
@@ -491,21 +481,16 @@ class FederatedStrategy(Strategy):
             report.below_quorum = True
             report.skipped = f"{len(contributions)} replies, fewer than {self.quorum()}"
         else:
-            self._update_model(model, contributions, rows[: len(contributions)], report)
+            self._update_model(model, screened, report)
         # The observers' own: what they do to it changes nothing.
         report.model = model.current.clone()
         if not report.confidential:
             _log_losses(report)
         return report
 
-    def _update_model(
-        self,
-        model: GlobalModel,
-        contributions: dict[int, Contribution],
-        updates: torch.Tensor,
-        report: RoundReport,
-    ) -> None:
+    def _update_model(self, model: GlobalModel, screened: Screened, report: RoundReport) -> None:
         began = time.monotonic()
+        contributions, updates = screened.contributions, screened.updates
         report.updates = updates
         report.claimed_norms = _claimed(contributions, UPDATE_NORM)
         report.sample_epsilons = _claimed(contributions, SAMPLE_EPSILON)
@@ -606,6 +591,12 @@ class FederatedStrategy(Strategy):
         if self._model is None:
             raise RuntimeError("the strategy has no model yet: call start or configure_train")
         return self._model
+
+
+def _round_content(arrays: ArrayRecord, config: Mapping[str, Any], server_round: int) -> RecordDict:
+    """What the messages of a round have in common."""
+    shared = ConfigRecord({**config, SERVER_ROUND: server_round})
+    return RecordDict({"arrays": arrays, "config": shared})
 
 
 def _check_options(weighting: str, identity: str, evaluate_every: int) -> None:

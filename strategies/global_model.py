@@ -55,9 +55,19 @@ class GlobalModel:
         """u_i = (w_t − w_i)/η_l [d] of the local model w_i, in gradient units."""
         return (self.current - local).div_(local_lr)
 
-    def update_in_place(self, local: torch.Tensor, local_lr: float) -> torch.Tensor:
-        """`update` in the memory of `local`, which is lost."""
-        return torch.sub(self.current, local, out=local).div_(local_lr)
+    def update_of_state(
+        self, state: Mapping[str, np.ndarray], local_lr: float, row: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """`update` of a local state_dict, written into `row` [d] where one is given."""
+        row = torch.empty_like(self.current) if row is None else row
+        current, out, start = self.current.numpy(), row.numpy(), 0
+        with np.errstate(over="ignore"):  # who screens sees what became infinite
+            for name in self.layout.trainable:
+                local = state[name].reshape(-1)
+                own = slice(start, start + len(local))
+                np.subtract(current[own], local, out=out[own])
+                start += len(local)
+        return row.div_(local_lr)
 
     def moving_parts(self) -> dict[str, np.ndarray]:
         """Views of w_t and, where there is one, v_t: what `restore` needs in another process."""

@@ -1,6 +1,7 @@
 """From deliveries to one outcome a client: what it contributes, or why it does not count."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from flwr.common.constant import ErrorCode
@@ -19,26 +20,29 @@ _NO_REPLY = {
 }
 
 
-def screen_inbox(
-    inbox: Iterable[Delivery],
-    model: GlobalModel,
-    local_lr: float,
-    rows: torch.Tensor | None = None,
-) -> tuple[dict[int, Contribution], list[Rejection]]:
-    """Contributions by client id, in the inbox's order, and the rejected with their reasons.
+@dataclass(frozen=True)
+class Screened:
+    """Contributions by client id, in the inbox's order, with their updates as the rows of
+    `updates` [K, d]; and the rejected with their reasons."""
 
-    The updates are the first rows of `rows` where it is given: one row a message is enough.
-    """
+    contributions: dict[int, Contribution]
+    rejected: list[Rejection]
+    updates: torch.Tensor
+
+
+def screen_inbox(inbox: Sequence[Delivery], model: GlobalModel, local_lr: float) -> Screened:
+    """Screen a round's deliveries; every update is written once, into its row of one matrix."""
     contributions: dict[int, Contribution] = {}
     rejected = []
+    readable = sum(delivery.message is not None for delivery in inbox)
+    rows = model.current.new_empty(readable, len(model.current))
     for delivery in inbox:
         try:
             if delivery.message is None:
                 raise RejectedReply(delivery.problem)
-            # A rejected reply leaves its row to the next.
-            row = None if rows is None else rows[len(contributions)]
-            contribution = screen_reply(delivery.message, model, local_lr, row)
-            contributions[delivery.client] = contribution
+            # A rejected reply's row is the next one's.
+            row = rows[len(contributions)]
+            contributions[delivery.client] = screen_reply(delivery.message, model, local_lr, row)
         except RejectedReply as rejection:
             rejected.append(
                 Rejection(delivery.client, one_line(str(rejection)), _replied(delivery))
@@ -46,7 +50,7 @@ def screen_inbox(
         except Exception as error:  # what screening did not think of must not end the round
             reason = f"the reply cannot be read: {type(error).__name__}: {error}"
             rejected.append(Rejection(delivery.client, one_line(reason)))
-    return contributions, rejected
+    return Screened(contributions, rejected, rows[: len(contributions)])
 
 
 def _replied(delivery: Delivery) -> bool:

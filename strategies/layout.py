@@ -50,16 +50,11 @@ class ModelLayout:
         wide = any(self.dtypes[name] == np.float64 for name in self.trainable)
         return torch.float64 if wide else torch.float32
 
-    def flatten(
-        self, state: Mapping[str, np.ndarray], out: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        """The trainable entries of `state` as a vector [d]: in `out`, or a new one."""
+    def flatten(self, state: Mapping[str, np.ndarray]) -> torch.Tensor:
+        """The trainable entries of `state` as a new vector [d]."""
         kind = np.float64 if self.dtype == torch.float64 else np.float32
         parts = [np.asarray(state[name], dtype=kind).reshape(-1) for name in self.trainable]
-        if out is None:
-            return torch.from_numpy(np.concatenate(parts))
-        np.concatenate(parts, out=out.numpy())
-        return out
+        return torch.from_numpy(np.concatenate(parts))
 
     def unflatten(
         self, vector: torch.Tensor, buffers: Mapping[str, np.ndarray]

@@ -36,7 +36,8 @@ class Contribution:
 def screen_reply(
     message: Message, model: GlobalModel, local_lr: float, row: torch.Tensor | None = None
 ) -> Contribution:
-    """Decode a training reply, check it against the global model and form the update.
+    """Decode a training reply, check it against the global model and form the update, in `row`
+    [d] where one is given.
 
     The update is in `row` [d] where there is one. Raises RejectedReply for an error reply, missing,
     extra or misshapen entries, a payload that differs from its header, a wrong dtype, a value that
@@ -48,7 +49,7 @@ def screen_reply(
     if len(records) != 1:
         raise RejectedReply(f"{len(records)} array records in the reply, expected 1")
     state = decode_state(records[0], model.layout)
-    update = model.update_in_place(model.layout.flatten(state, row), local_lr)
+    update = model.update_of_state(state, local_lr, row)
     low, high = map(float, torch.aminmax(update))
     if not -MAX_UPDATE <= low <= high <= MAX_UPDATE:  # false for NaN too
         if not bool(torch.isfinite(model.layout.flatten(state)).all()):

@@ -9,9 +9,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
 ExampleLoss = Callable[[Tensor, Tensor], Tensor]
-Descent = Callable[
-    [Tensor, Tensor, Tensor, Tensor, int, float, float], tuple[Tensor, Tensor] | None
-]
+Descent = Callable[[Tensor, Tensor, Tensor, Tensor, int, float, float, Tensor], Tensor | None]
 LossAndGradient = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 BATCHINGS = ("vmap", "loop")
 
@@ -31,10 +29,10 @@ class FlatModel:
     A module that knows its gradient in closed form can have the method
     ``analytic_loss_and_gradient``, with arguments and result of ``loss_and_gradient``: it is then
     used in place of automatic differentiation. One that knows a whole descent can have
-    ``analytic_descent(start [d], x, y, weights, steps, learning_rate, weight_decay)``, which gives
-    the parameters [B, d] after that many steps on the same batch, each along its gradient plus
-    weight_decay · w, and the sums of the losses before the steps [B]; or None where step after
-    step is less work.
+    ``analytic_descent(start [d], x, y, weights, steps, learning_rate, weight_decay, out)``, which
+    writes into ``out`` [B, d] the parameters after that many steps on the same batch, each along
+    its gradient plus weight_decay · w, and returns the sums of the losses before the steps [B]; or
+    None where step after step is less work.
     """
 
     def __init__(
@@ -136,12 +134,13 @@ class FlatModel:
         steps: int,
         learning_rate: float,
         weight_decay: float,
-    ) -> tuple[Tensor, Tensor] | None:
+        out: Tensor,
+    ) -> Tensor | None:
         """The module's ``analytic_descent``; None where it has none."""
         if self._descent is None:
             return None
         x = self._as_input(x, start.dtype)
-        return self._descent(start, x, y, weights, steps, learning_rate, weight_decay)
+        return self._descent(start, x, y, weights, steps, learning_rate, weight_decay, out)
 
     def _client_gradient(
         self, params: Tensor, x: Tensor, y: Tensor, weights: Tensor

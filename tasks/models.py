@@ -58,8 +58,10 @@ class SoftmaxRegression(nn.Sequential):
         steps: int,
         learning_rate: float,
         weight_decay: float,
-    ) -> tuple[Tensor, Tensor] | None:
-        """``steps`` steps of full-batch descent from ``start`` [d]; see FlatModel.
+        out: Tensor,
+    ) -> Tensor | None:
+        """``steps`` steps of full-batch descent from ``start`` [d] into ``out`` [B, d]; see
+        FlatModel.
 
         Every gradient R_k X is a combination of the n inputs, so that W_k = s^k W_0 − η S_k X
         with s = 1 − η · weight_decay and S_{k+1} = s S_k + R_k [C, n]: each step needs the n x n
@@ -76,25 +78,27 @@ class SoftmaxRegression(nn.Sequential):
         products = (inputs.flatten(0, 1) @ matrix.T).view(len(x), n, classes)
         products = products.transpose(1, 2).contiguous()
         gram = torch.bmm(inputs, inputs.transpose(1, 2))
-        labels, share = y[:, None], weights[:, None]
+        share = weights[:, None]
+        targets = torch.zeros_like(products).scatter_(1, y[:, None], share)
         combined, total = torch.zeros_like(products), start.new_zeros(len(x))
         shrink = 1 - learning_rate * weight_decay
         for _ in range(steps):
             logs = torch.log_softmax(products + bias[:, :, None], dim=1)
-            total -= (weights * logs.gather(1, labels)[:, 0]).sum(dim=1)
-            residuals = logs.exp_().scatter_add_(1, labels, -torch.ones_like(logs[:, :1]))
-            residuals *= share
-            combined.mul_(shrink).add_(residuals)
+            total -= (logs * targets).sum(dim=(1, 2))
+            residuals = logs.exp_().mul_(share).sub_(targets)
+            if weight_decay:
+                combined *= shrink
+                bias *= shrink
+            combined += residuals
             products = torch.baddbmm(products, residuals, gram, beta=shrink, alpha=-learning_rate)
-            bias.mul_(shrink).sub_(residuals.sum(dim=2), alpha=learning_rate)
-        params = start.new_empty(len(x), len(start))
+            bias.sub_(residuals.sum(dim=2), alpha=learning_rate)
         # The product into a matrix of its own: rows that are not adjacent would cost a loop.
         moved = torch.bmm(combined, inputs).flatten(1)
         torch.add(
-            start[:-classes] * shrink**steps, moved, alpha=-learning_rate, out=params[:, :-classes]
+            start[:-classes] * shrink**steps, moved, alpha=-learning_rate, out=out[:, :-classes]
         )
-        params[:, -classes:] = bias
-        return params, total
+        out[:, -classes:] = bias
+        return total
 
 
 class Perceptron(nn.Sequential):

@@ -72,9 +72,12 @@ class ExampleShard:
             chosen = self._examples.select(self.rows(generator, size))
         return chosen.x, chosen.y
 
-    def rows(self, generator: np.random.Generator, size: int) -> np.ndarray:
-        """Where the examples of a batch are in ``data_set``, int64 [b]: what ``batch`` draws."""
-        if 0 < size < self.num_examples:
+    def rows(self, generator: np.random.Generator | None, size: int) -> np.ndarray:
+        """Where the examples of a batch are in ``data_set``, int64 [b]: what ``batch`` draws.
+
+        Without a generator all of them.
+        """
+        if generator is not None and 0 < size < self.num_examples:
             drawn = generator.choice(self.num_examples, size, replace=False)
             return drawn if self._indices is None else self._indices[drawn]
         return np.arange(self.num_examples) if self._indices is None else self._indices

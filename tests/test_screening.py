@@ -133,7 +133,7 @@ def test_the_order_of_the_entries_does_not_matter() -> None:
 def test_an_error_reply() -> None:
     message = Message(Error(2, "no\ndata \x1b[2J here"), reply_to=order())
     assert reason(message).startswith("error 2: no")
-    _, rejected = screen_inbox([Delivery(4, message)], global_model(), LOCAL_LR)
+    rejected = screen_inbox([Delivery(4, message)], global_model(), LOCAL_LR).rejected
     assert [(r.client, r.reason) for r in rejected] == [(4, "error 2: no data [2J here")]
 
 
@@ -361,9 +361,11 @@ def test_an_inbox_keeps_the_good_and_names_the_bad() -> None:
         Delivery(4, counting(-1)),
         Delivery(2, reply()),
     ]
-    contributions, rejected = screen_inbox(inbox, global_model(), LOCAL_LR)
-    assert list(contributions) == [5, 2]
-    assert [(r.client, r.reason) for r in rejected] == [
+    screened = screen_inbox(inbox, global_model(), LOCAL_LR)
+    assert list(screened.contributions) == [5, 2]
+    expected = screen_reply(reply(), global_model(), LOCAL_LR).update
+    assert torch.equal(screened.updates, torch.stack([expected, expected]))
+    assert [(r.client, r.reason) for r in screened.rejected] == [
         (3, "no reply by the deadline"),
         (4, "num-examples = -1 is not a count from 1 to 10^12"),
     ]
@@ -372,7 +374,7 @@ def test_an_inbox_keeps_the_good_and_names_the_bad() -> None:
 def test_what_screening_did_not_think_of_is_a_rejection_too() -> None:
     odd: Any = reply()
     odd.content["a"]["weight"].stype = 5
-    _, rejected = screen_inbox([Delivery(1, odd)], global_model(), LOCAL_LR)
+    rejected = screen_inbox([Delivery(1, odd)], global_model(), LOCAL_LR).rejected
     assert rejected[0].client == 1
     assert "cannot be read: TypeError" in rejected[0].reason
 
