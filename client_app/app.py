@@ -25,7 +25,7 @@ from .messages import (
 )
 from .node_data import NodeClient, load_node_client
 from .private_update import noised_models
-from .training import LocalSGD, LocalSteps, client_generator, train_clients
+from .training import LocalSGD, LocalSteps, client_generator, train_clients, training_device
 
 _TRAINED = "rounds-trained"
 
@@ -81,7 +81,7 @@ def train(message: Message, context: Context) -> Message:
         )
     else:
         params, losses = train_clients(
-            model,
+            model.on(training_device(config.device)),
             start,
             [client.shard],
             local_training(config, [request], [client.client_id]),

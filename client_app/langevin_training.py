@@ -45,9 +45,9 @@ class LocalLangevin:
             params,
             self.langevin.energy_gradient(params, gradients, self.total_examples),
             eta,
-            self.share[list(clients)],
-            self._shared(params, step, clients) if rho > 0 else None,
-            self._own(params, clients) if rho < 1 else None,
+            self.share[list(clients)].to(params.device),
+            self._shared(params, step, clients).to(params.device) if rho > 0 else None,
+            self._own(params, clients).to(params.device) if rho < 1 else None,
         )
 
     def _shared(self, params: Tensor, step: int, clients: Sequence[int]) -> Tensor:

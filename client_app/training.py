@@ -1,5 +1,6 @@
 """Local training: K steps of SGD on one client, or on a batch of clients at once."""
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -67,8 +68,24 @@ class LocalSGD:
         if self.weight_decay > 0:
             gradients.add_(params, alpha=self.weight_decay)
         if self.step_clip_norm > 0:
-            gradients = clip(gradients, self.step_clip_norm)
+            # Lengths and factors are computed in float64 on the processor.
+            gradients = clip(gradients.cpu(), self.step_clip_norm).to(params.device)
         params.add_(gradients, alpha=-self.learning_rate)
+
+
+def training_device(name: str) -> torch.device:
+    """The device of the configuration's key ``device``: "auto", "cpu" or "cuda".
+
+    Raises ValueError for "cuda" where PyTorch finds no CUDA device.
+    """
+    found = torch.cuda.is_available()
+    if name == "cuda" and not found:
+        raise ValueError(
+            "device = cuda is not allowed on this machine: PyTorch finds no CUDA device; use auto "
+            "or cpu"
+        )
+    # With its index, as tensors have it.
+    return torch.device("cuda", 0) if found and name != "cpu" else torch.device("cpu")
 
 
 def client_generator(seed: int, server_round: int, client_id: int) -> np.random.Generator:
@@ -109,7 +126,8 @@ def train_clients(
     and with its generator: K times the gradient of L_i(w; batch), and what ``spec`` makes of it.
 
     Returns their models [B, d] and the means of the losses L_i over the K steps [B], both in
-    the dtype of ``start``. To rounding, a client's result is the one it would get alone.
+    the dtype of ``start`` and on the processor; the steps are made where ``model`` is. To
+    rounding, a client's result is the one it would get alone.
 
     Memory is that of ``chunk_size`` clients; by default so many as fit into the processor's
     caches. Raises ValueError where shards and generators differ in number, or for a negative
@@ -139,8 +157,8 @@ def train_clients(
             params.index_copy_(0, index, own)
 
     chunks = list(_chunks(order, chunk_size, model, shards, spec))
-    # Only LocalSGD is known to keep nothing between its steps.
-    if isinstance(spec, LocalSGD):
+    # Only LocalSGD is known to keep nothing between its steps. A GPU is busy with one chunk.
+    if isinstance(spec, LocalSGD) and model.device.type == "cpu":
         _in_threads(train, model, chunks)
     else:
         for chunk in chunks:
@@ -216,24 +234,33 @@ def _train_chunk(
     clients: Sequence[int],
 ) -> Tensor:
     """Train from ``start`` [d] or [B, d] into ``params`` [B, d]; returns the mean losses [B]."""
+    device = model.device
+    start = start.to(device)
     whole = all(_rows(shard, spec) == shard.num_examples for shard in shards)
+    batches: Iterator[tuple[Tensor, Tensor, Tensor]] = (
+        (x.to(device), y.to(device), weights.to(device))
+        for x, y, weights in _batches(shards, spec, generators, clients, params.dtype)
+    )
     if whole and start.ndim == 1 and isinstance(spec, LocalSGD) and not spec.step_clip_norm:
-        x, y, weights = next(_batches(shards, spec, generators, clients, params.dtype))
+        batch = next(batches)
+        out = params if device.type == "cpu" else torch.empty_like(params, device=device)
         total = model.descent(
-            start, x, y, weights, spec.steps, spec.learning_rate, spec.weight_decay, params
+            start, *batch, spec.steps, spec.learning_rate, spec.weight_decay, out=out
         )
         if total is not None:
-            return total / spec.steps
+            if out is not params:
+                params.copy_(out)
+            return total.cpu() / spec.steps
+        batches = itertools.chain([batch], batches)
     # Not in `params` itself: autograd sees all changes of one matrix, by other threads too.
-    moving = torch.empty_like(params).copy_(start)
-    total = params.new_zeros(len(shards))
-    batches = _batches(shards, spec, generators, clients, params.dtype)
+    moving = torch.empty_like(params, device=device).copy_(start)
+    total = moving.new_zeros(len(shards))
     for step, (x, y, weights) in enumerate(batches):
         losses, gradients = model.loss_and_gradient(moving, x, y, weights)
         spec.move(moving, gradients, step, clients)
         total += losses
     params.copy_(moving)
-    return total / spec.steps
+    return total.cpu() / spec.steps
 
 
 def _batches(

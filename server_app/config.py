@@ -91,6 +91,13 @@ class RunConfig(BaseModel):
         "", description="own-data only: shape of one example, such as 1,28,28 or 64."
     )
     num_classes: int = Field(0, ge=0, description="own-data only: number of classes.")
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        default="auto",
+        description=(
+            "Where clients train, each on its own machine: auto is the GPU where PyTorch finds one "
+            "(CUDA), else the processor. Batches and noise are drawn on the processor, alike."
+        ),
+    )
     data_dir: str = Field(
         "", description="Folder of the data sets; empty: environment variable BLACKTHORN_DATA_DIR."
     )

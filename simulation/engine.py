@@ -26,7 +26,7 @@ from client_app.messages import (
     trained_arrays,
 )
 from client_app.private_update import noised_models
-from client_app.training import ClientGenerators, train_clients
+from client_app.training import ClientGenerators, train_clients, training_device
 from server_app.config import RunConfig
 from server_app.privacy_checks import claims_privacy
 from simulation.memory import keep_freed_memory, set_imports_aside
@@ -58,6 +58,7 @@ class EngineGrid(Grid):
         set_imports_aside()
         self.config = config
         self.problem = problem
+        self.training_model = problem.model.on(training_device(config.device))
         self._shards = problem.shards()
         self._run = Run.create_empty(1)
         self._replies: dict[str, Message] = {}
@@ -187,7 +188,7 @@ def train_together(
         )
     else:
         steps = local_training(config, requests, clients)
-        params, losses = train_clients(model, starts, shards, steps, generators)
+        params, losses = train_clients(grids[0].training_model, starts, shards, steps, generators)
     norms = iter(unclipped_norms(config, starts, params, local_lr))
     params = bounded_models(config, starts, params, local_lr)
     sizes = [len(cohort.shards) for cohort in cohorts]

@@ -64,6 +64,18 @@ class FlatModel:
         """The same function with a module of its own, for another thread."""
         return FlatModel(copy.deepcopy(self.module), self.example_loss, self.batching)
 
+    @property
+    def device(self) -> torch.device:
+        """Where the module's parameters are, and what it is given must be."""
+        return next(self.module.parameters()).device
+
+    def on(self, device: torch.device) -> "FlatModel":
+        """The same function on ``device``: itself where it is there, else a copy."""
+        if device == self.device:
+            return self
+        module = copy.deepcopy(self.module).to(device)
+        return FlatModel(module, self.example_loss, self.batching)
+
     def flatten(self, state_dict: Mapping[str, Tensor]) -> Tensor:
         """The vector [d] of a state_dict, a copy; its entries that are not part of w are ignored.
 

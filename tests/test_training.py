@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from client_app.training import LocalSGD, client_generator, train_clients
+from client_app.training import LocalSGD, client_generator, train_clients, training_device
 from tasks.datasets import Examples
 from tasks.flat_model import FlatModel
 from tasks.labelled import cross_entropy
@@ -262,3 +262,39 @@ def test_convolutions_in_threads_are_those_of_one_client_after_the_other() -> No
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
     assert not torch.allclose(found[0][0][0], start)
+
+
+def test_the_device_is_the_gpu_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert training_device("auto") == training_device("cpu") == torch.device("cpu")
+    with pytest.raises(ValueError, match=r"^device = cuda is not allowed on this machine"):
+        training_device("cuda")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert training_device("auto") == training_device("cuda") == torch.device("cuda", 0)
+    assert training_device("cpu") == torch.device("cpu")
+
+
+@pytest.mark.parametrize("name", ["logistic", "mlp-5-4"])
+@pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS.keys())
+def test_the_steps_are_made_where_the_model_is(name: str, spec: LocalSGD) -> None:
+    """On PyTorch's device without memory everything works but the copy of the result: a tensor
+    that stayed on the processor would have been refused before."""
+    _, model, start, shards = federation(name, torch.float32)
+    nowhere = model.on(torch.device("meta"))
+    assert model.on(torch.device("cpu")) is model
+    assert model.device == torch.device("cpu")
+    with pytest.raises(NotImplementedError, match="Cannot copy out of meta tensor"):
+        train_clients(nowhere, start, shards, spec, generators())
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch finds no CUDA device here")
+@pytest.mark.parametrize("name", ["logistic", "mlp-5-4", "cnn", "lstm"])
+@pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS.keys())
+def test_clients_train_alike_on_a_gpu(name: str, spec: LocalSGD) -> None:
+    _, model, start, shards = federation(name, torch.float32)
+    expected, losses = train_clients(model, start, shards, spec, generators())
+    on_gpu = model.on(training_device("cuda"))
+    found, found_losses = train_clients(on_gpu, start, shards, spec, generators())
+    assert found.device == found_losses.device == torch.device("cpu")
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(found_losses, losses, rtol=1e-4, atol=1e-4)
