@@ -6,6 +6,7 @@ from typing import Any
 
 from server_app.config import ConfigError, RunConfig, clip_units, invited
 from server_app.privacy_checks import claims_privacy
+from server_app.state_files import Saved
 from strategies import (
     ClipNorm,
     Figure,
@@ -64,10 +65,11 @@ def ledger_path(config: RunConfig, folder: Path) -> Path:
     return Path(config.ledger).expanduser() if config.ledger else folder / LEDGER
 
 
-def check_ledger(plan: PrivacyPlan, path: Path, *, resuming: bool = False) -> None:
+def check_ledger(config: RunConfig, plan: PrivacyPlan, path: Path, saved: Saved | None) -> None:
     """Raises ConfigError for a ledger that cannot be continued, or whose budget is spent.
 
-    A run that is resumed may have spent it: then it ends with the rounds that it has had.
+    A run that is resumed (`saved`) may have spent it: then it ends with the rounds that it has had.
+    Its ledger must hold them: one that is missing or older would understate what was released.
     """
     if not plan.claim:
         return
@@ -75,7 +77,15 @@ def check_ledger(plan: PrivacyPlan, path: Path, *, resuming: bool = False) -> No
         ledger = Ledger(plan, path)
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    if not resuming and not ledger.allows(plan.release()):
+    if saved is not None:
+        charged = saved.state.values.get("own", {}).get("rounds_charged", 0)
+        if ledger.rounds < charged:
+            raise ConfigError(
+                f"resume = {config.resume} is not allowed with ledger {path}: it holds "
+                f"{ledger.rounds} rounds, and {charged} had been charged when the run left its "
+                "state; put its ledger back"
+            )
+    elif not ledger.allows(plan.release()):
         raise ConfigError(
             f"max-epsilon = {plan.max_epsilon:g} is not allowed: even one more round would pass it "
             f"(ledger: {ledger.rounds} rounds)"

@@ -82,7 +82,7 @@ def prepare(config: RunConfig) -> PreparedRun:
         raise ConfigError(str(error)) from error
     plan = privacy_plan(config) if is_noised(config) else None
     if plan is not None:
-        check_ledger(plan, ledger_path(config, folder), resuming=saved is not None)
+        check_ledger(config, plan, ledger_path(config, folder), saved)
     return PreparedRun(config, problem, folder, plan, saved)
 
 

@@ -25,6 +25,7 @@ from tasks.problem import Problem, load_problem
 
 Build = Callable[[PrivacyPlan, FrameOptions], PrivateAveraging]
 Advance = Callable[[int, int], None]
+_FEWEST_RUNS = 2  # one half of them chooses the event, the other counts it
 
 
 @dataclass(frozen=True)
@@ -60,9 +61,11 @@ def audit(
     """Check the recipe's claim with `canaries` in one run of all its rounds, and with one canary in
     `runs` short runs and as many without it. `build` makes the strategy (by default the product's).
 
-    Raises ConfigError for a recipe that claims nothing.
+    Raises ConfigError for a recipe that claims nothing, ValueError for too few canaries or runs.
     """
     plan = _claimed_plan(config)
+    if runs < _FEWEST_RUNS:
+        raise ValueError(f"runs = {runs} is not allowed: {_FEWEST_RUNS} or more")
     problem = load_problem(config)
     make = build or _product(config)
     total = 1 + 2 * runs

@@ -146,8 +146,10 @@ class PrivateAveraging(FederatedStrategy):
         return Aggregate(vector.to(bounded.dtype), shares, kept, 0)
 
     def own_values(self) -> dict[str, Any]:
-        """How much of the ledger is earlier runs'; the charges themselves are on disk already."""
-        return {"rounds_before": self.ledger.rounds_before}
+        """How much of the ledger is earlier runs', and how much it holds at least: the charges
+        themselves are on disk already.
+        """
+        return {"rounds_before": self.ledger.rounds_before, "rounds_charged": self.ledger.rounds}
 
     def restore_own(self, values: Mapping[str, Any]) -> None:
         """Rounds that this run was charged before are not an earlier run's."""

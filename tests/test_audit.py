@@ -130,6 +130,12 @@ def test_a_recipe_without_a_claim_is_refused() -> None:
             audit(recipe(**options))
 
 
+@pytest.mark.parametrize("runs", [-1, 0, 1])
+def test_too_few_runs_are_refused(runs: int) -> None:
+    with pytest.raises(ValueError, match=f"runs = {runs} is not allowed: 2 or more"):
+        audit(recipe(noise_multiplier=3.0, num_server_rounds=2), canaries=12, runs=runs)
+
+
 def test_an_audit_in_words() -> None:
     config = recipe(noise_multiplier=3.0, num_server_rounds=2)
     result = audit(config, canaries=12, runs=2, confidence=SURE)

@@ -381,6 +381,23 @@ def test_a_resumed_run_keeps_within_its_budget(
     assert summary(dead)["rounds_completed"] == ROUNDS - 1
 
 
+@pytest.mark.parametrize("older", [None, 1], ids=["missing", "older"])
+def test_a_ledger_that_is_behind_the_state_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, older: int | None
+) -> None:
+    """Going on with it would claim less than the run's models have cost."""
+    options = {"algorithm": "dp-fedavg", **CLAIM}
+    _, dead = killed_copy(monkeypatch, tmp_path, "before the state", **options)
+    ledger = dead / "ledger.json"
+    if older is None:
+        ledger.unlink()
+    else:
+        content = json.loads(ledger.read_text())
+        content["charges"][0]["rounds"] = older
+        ledger.write_text(json.dumps(content))
+    refused(dead, rf"holds {older or 0} rounds, and \d had been charged", **options)
+
+
 # Damage.
 
 
