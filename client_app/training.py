@@ -16,7 +16,7 @@ from tasks.flat_model import FlatModel
 from tasks.shards import ExampleShard, Shard
 
 # What the batch and the parameters of the clients trained together may take, in bytes.
-_CHUNK_BYTES = 16 * 2**20
+_CHUNK_BYTES = 24 * 2**20
 
 
 class LocalSteps(Protocol):
