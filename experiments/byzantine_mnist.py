@@ -22,7 +22,7 @@ from experiments.study import (
     spread,
 )
 from server_app.config import make_config
-from server_app.figures import CYCLE, new_figure
+from server_app.figures import CYCLE, legend_above, new_figure
 from strategies.reports import RoundReport
 from tasks.datasets import Examples
 from tasks.evaluation import evaluate
@@ -403,6 +403,6 @@ def _plot(attack: str, numbers: Numbers, panel: str) -> Plot:
     if panel == "loss":
         axes.set_yscale("log")
     axes.grid(alpha=0.3)
-    axes.legend(fontsize="x-small", ncols=2)
+    legend_above(axes)
     what = {"loss": "training loss", "accuracy": "test accuracy", "seconds": "time"}[panel]
     return Plot(f"{attack}-{panel}", f"{FIGURES[attack]}: {what} under {attack}.", figure)

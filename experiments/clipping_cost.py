@@ -9,7 +9,7 @@ from experiments import clipping_runs
 from experiments.clipping_runs import CLIPPED, FEDAVG, private_name
 from experiments.finding import Claim, Finding, between, unchecked
 from experiments.study import Cell, Numbers, Plot, Scale, Section, Table, series, spread
-from server_app.figures import CYCLE, new_figure
+from server_app.figures import CYCLE, legend_above, new_figure
 
 # 1920 clients with 125 images each, 46 % of them from each of two digits; 80 clients a round.
 SETTING: dict[str, Any] = {
@@ -246,5 +246,5 @@ def _plot(name: str, curves: Curves, caption: str) -> Plot:
         axes.plot(mean, linestyle=styles[i % 5], color=CYCLE[i], label=method)
     axes.set(xlabel="communication round", ylabel="test accuracy (%)", ylim=(0, 100))
     axes.grid(alpha=0.3)
-    axes.legend(fontsize="small")
+    legend_above(axes)
     return Plot(name, caption, figure)

@@ -22,7 +22,7 @@ from experiments.gaussian_chain import (
     stationary,
 )
 from experiments.study import Cell, Context, Numbers, Plot, Scale, Section, Table, Value
-from server_app.figures import CYCLE, new_figure
+from server_app.figures import CYCLE, legend_above, new_figure
 from strategies.langevin import step_size
 from strategies.wasserstein import gaussian_distance
 from tasks.bayes_linear import heterogeneous_clients
@@ -421,7 +421,7 @@ def _step_size_plot(found: Value) -> Plot:
     axes.plot(etas, guide, ":", color="black", label="√η")
     axes.set(xscale="log", yscale="log", xlabel="step size η", ylabel=_W2)
     axes.grid(alpha=0.3)
-    axes.legend(fontsize="small")
+    legend_above(axes)
     return Plot("step-size", "Theorem 5.7: W2 against the step size.", figure)
 
 
@@ -447,7 +447,7 @@ def _heterogeneity_plot(found: Sequence[Sequence[float]]) -> Plot:
     axes.set(xlabel="heterogeneity h (no unit)", ylabel=_W2)
     axes.set_ylim(bottom=0)
     axes.grid(alpha=0.3)
-    axes.legend(fontsize="small")
+    legend_above(axes)
     caption = f"Theorem 5.7: W2 against the heterogeneity, {len(found[0])} problems."
     return Plot("heterogeneity", caption, figure)
 
@@ -460,7 +460,7 @@ def _decaying_plot(found: Value) -> Plot:
     axes.plot(rounds, found["fixed"], "--", color=CYCLE[1], label="fixed η = 1/(2L)")
     axes.set(xscale="log", yscale="log", xlabel="communication round", ylabel=_W2)
     axes.grid(alpha=0.3)
-    axes.legend(fontsize="small")
+    legend_above(axes)
     return Plot("decaying", "Theorem 5.8: W2 against rounds.", figure)
 
 
@@ -477,5 +477,5 @@ def _participants_plot(found: Value) -> Plot:
     axes.set(xlabel="clients taking part S, of 10", ylabel=_W2)
     axes.set_ylim(bottom=0)
     axes.grid(alpha=0.3)
-    axes.legend(fontsize="x-small")
+    legend_above(axes)
     return Plot("participants", "Theorem 5.10: W2 against the participants.", figure)

@@ -23,7 +23,7 @@ from experiments.study import (
 )
 from server_app.calibration import calibration
 from server_app.config import RunConfig, make_config
-from server_app.figures import CYCLE, new_figure
+from server_app.figures import CYCLE, legend_above, new_figure
 from server_app.prediction import class_probabilities, predict_with
 from server_app.run import PreparedRun, execute, prepare
 from simulation.engine import EngineGrid
@@ -197,7 +197,7 @@ def _entropy_plot(entropies: Mapping[str, Sequence[float]]) -> Plot:
         style = ("-", "--")[i]
         axes.stairs(heights, edges, color=CYCLE[i], label=name, linestyle=style, lw=1.5)
     axes.set(xlabel="predictive entropy (nats)", ylabel="density (per nat)")
-    axes.legend(fontsize="small")
+    legend_above(axes)
     caption = "Predictive entropy on the test set, and on images of another kind."
     return Plot("entropy", caption, figure)
 

@@ -20,7 +20,7 @@ from experiments.study import (
     series,
     spread,
 )
-from server_app.figures import CYCLE, new_figure
+from server_app.figures import CYCLE, legend_above, new_figure
 from strategies.frame import Observer
 from strategies.reports import RoundReport
 from tasks.problem import Problem
@@ -306,6 +306,6 @@ def _plot(figures: Figures, epsilon: float) -> Plot:
     axes.set_xticks(bounds, [f"{bound:g}" for bound in bounds])
     axes.minorticks_off()
     axes.grid(alpha=0.3)
-    axes.legend(fontsize="small")
+    legend_above(axes)
     caption = f"Accuracy against C at ε = {epsilon:g}: mean and range over the seeds."
     return Plot(f"table-1a-epsilon-{epsilon:g}", caption, figure)

@@ -22,7 +22,7 @@ from experiments.study import (
     spread,
 )
 from server_app.config import RunConfig, make_config
-from server_app.figures import BLUE, CYCLE, ORANGE, new_figure
+from server_app.figures import BLUE, CYCLE, ORANGE, legend_above, new_figure
 from strategies.bounding import clip, normalize
 from strategies.reports import RoundReport
 from tasks.flat_model import FlatModel
@@ -323,7 +323,7 @@ def _suboptimality_plot(numbers: Numbers, start: str) -> Plot:
                 axes.plot(rounds, curve, style, color=CYCLE[i], label=label)
         axes.set(yscale="log", ylabel=f"f(w_k) − f(w*)\n(no unit), C = {bound:g}")
         axes.grid(alpha=0.3)
-    panels[0].legend(fontsize="x-small", ncols=len(rates))
+    legend_above(panels[0])
     panels[-1].set_xlabel("communication round k")
     return Plot(f"figure-1-{start}", f"Figure 1: suboptimality from {start}.", figure)
 
@@ -338,7 +338,7 @@ def _ratio_plot(numbers: Numbers) -> Plot:
         axes.set(ylabel=f"signal / noise\n(no unit), C = {bound:g}")
         axes.set_ylim(bottom=0)
         axes.grid(alpha=0.3)
-    panels[0].legend(fontsize="small")
+    legend_above(panels[0])
     panels[-1].set_xlabel("communication round k")
     caption = f"Figure 2: signal-to-noise ratio from I1 at η = {RATE:g}, mean over the seeds."
     return Plot("figure-2", caption, figure)
@@ -356,7 +356,7 @@ def _path_plot(numbers: Numbers) -> Plot:
         axes.plot(0, 0, "*", color="black", ms=10, label="minimum w*")
         axes.set(ylabel=f"across (no unit), C = {bound:g}")
         axes.grid(alpha=0.3)
-    panels[0].legend(fontsize="small")
+    legend_above(panels[0])
     panels[1].set_xlabel("along w_0 − w* (no unit)")
     caption = (
         "Figure 3: smoothed paths from I1 in the plane of w_0 − w* and the first gradient; a dot "

@@ -12,7 +12,7 @@ from experiments.finding import Claim, Finding, between
 from experiments.seeds import blocks
 from experiments.study import Cell, Context, Label, Numbers, Plot, Scale, Section, Table, Value
 from server_app.config import make_config
-from server_app.figures import CYCLE, new_figure
+from server_app.figures import CYCLE, legend_above, new_figure
 from strategies.frame import Observer
 from strategies.reports import RoundReport
 from tasks.problem import Problem, load_problem
@@ -237,5 +237,5 @@ def _plot(name: str, curves: Mapping[str, Sequence[float]], caption: str) -> Plo
         axes.plot(values, linestyle=styles[i % 6], color=CYCLE[i % len(CYCLE)], label=label)
     axes.set(xlabel="communication round", ylabel="‖x‖² (no unit; minimum at 0)", yscale="log")
     axes.grid(alpha=0.3)
-    axes.legend(fontsize="small")
+    legend_above(axes)
     return Plot(name, caption, figure)

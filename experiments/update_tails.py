@@ -10,7 +10,7 @@ import numpy as np
 from experiments.engine_run import run_watched
 from experiments.finding import Claim, Finding, between, unchecked
 from experiments.study import Cell, Context, Numbers, Plot, Scale, Section, Table, Value
-from server_app.figures import BLUE, CYCLE, ORANGE, new_figure
+from server_app.figures import BLUE, CYCLE, ORANGE, legend_above, new_figure
 from strategies.bounding import row_norms
 from strategies.frame import Observer
 from strategies.instruments import inverse_noise_index, pooled_tail_index
@@ -87,7 +87,7 @@ def law_section(numbers: Numbers, scale: Scale) -> Section:
     axes.plot(ALPHAS, norms, "s--", color=ORANGE, label="from norms")
     axes.set(xlabel="true tail index α (no unit)", ylabel="estimated α (no unit)", ylim=(0, 2.3))
     axes.grid(alpha=0.3)
-    axes.legend(fontsize="small")
+    legend_above(axes)
     plot = Plot("estimator", "Estimates from vectors and from their norms.", figure)
     setting = {
         "samples": f"{scale.choose(1_000_000, 200_000)} vectors a law",
@@ -250,5 +250,5 @@ def _index_plot(numbers: Numbers, steps: Sequence[int]) -> Plot:
     axes.set(xlabel="classes a client (p)", ylabel="estimated tail index α (no unit)")
     axes.set_ylim(bottom=0)
     axes.grid(alpha=0.3)
-    axes.legend(fontsize="x-small", ncols=2)
+    legend_above(axes)
     return Plot("figure-2", "Figure 2: tail index from norms and from vectors.", figure)
