@@ -253,7 +253,10 @@ class RunConfig(BaseModel):
         3, ge=1, description="centered-clipping: how often the centre is moved."
     )
     clip_norm: float = Field(
-        0.0, ge=0, description="Threshold of the algorithms that clip (lambda, C, c); 0: none."
+        0.0,
+        ge=0,
+        le=1e12,
+        description="Threshold of the algorithms that clip (lambda, C, c); 0: none.",
     )
     clip_units: Literal["auto", "gradient", "parameter"] = Field(
         "auto",

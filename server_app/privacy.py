@@ -1,5 +1,6 @@
 """From a run configuration to its privacy plan, and from a strategy to what may be reported."""
 
+import logging
 import math
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ from strategies import (
 )
 from strategies.participation import Participation
 from strategies.private_averaging import PrivateAveraging
+
+logger = logging.getLogger("blackthorn")
 
 LEDGER = "ledger.json"
 _FROM_DATA = "clip-norm was chosen from the clients' data without privacy, which no figure covers"
@@ -65,6 +68,14 @@ def ledger_path(config: RunConfig, folder: Path) -> Path:
     return Path(config.ledger).expanduser() if config.ledger else folder / LEDGER
 
 
+def new_ledger(config: RunConfig) -> str | None:
+    """What to tell where the ledger that is named is not there, else None."""
+    path = Path(config.ledger).expanduser()
+    if not config.ledger or path.exists():
+        return None
+    return f"ledger {path} does not exist: a new one begins there, with nothing spent"
+
+
 def check_ledger(config: RunConfig, plan: PrivacyPlan, path: Path, saved: Saved | None) -> None:
     """Raises ConfigError for a ledger that cannot be continued, or whose budget is spent.
 
@@ -73,6 +84,8 @@ def check_ledger(config: RunConfig, plan: PrivacyPlan, path: Path, saved: Saved 
     """
     if not plan.claim:
         return
+    if (note := new_ledger(config)) is not None:
+        logger.warning(note)
     try:
         ledger = Ledger(plan, path)
     except ValueError as error:

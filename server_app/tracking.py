@@ -13,6 +13,7 @@ from statistics import median
 from typing import Any, Protocol
 
 from server_app.config import ConfigError, RunConfig
+from server_app.privacy_checks import claims_privacy
 
 logger = logging.getLogger("blackthorn")
 
@@ -43,11 +44,12 @@ def make_trackers(config: RunConfig, folder: Path) -> list[Tracker]:
     """The trackers that `config` asks for; one that cannot start is left out with a warning."""
     # Imported where they are wanted: both libraries take their time.
     trackers: list[Tracker] = []
+    timed = not claims_privacy(config)
     try:
         if config.tensorboard:
             from server_app.tensorboard_events import TensorBoardEvents
 
-            trackers.append(Guarded("TensorBoard", TensorBoardEvents(folder)))
+            trackers.append(Guarded("TensorBoard", TensorBoardEvents(folder, timed)))
     except Exception as error:
         _warn("TensorBoard", error)
     try:

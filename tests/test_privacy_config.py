@@ -141,7 +141,7 @@ def test_the_noise_is_calibrated_to_the_budget(tmp_path: Path) -> None:
 # Runs.
 
 
-def private_run(folder: Path, **options: Any) -> dict[str, Any]:
+def private_run(folder: Path, console: Console | None = None, **options: Any) -> dict[str, Any]:
     values = {
         "algorithm": "dp-fedavg",
         "clip_norm": 1.0,
@@ -151,7 +151,7 @@ def private_run(folder: Path, **options: Any) -> dict[str, Any]:
         "instruments": False,
         **options,
     }
-    return simulate(configuration(folder, **values), Console(quiet=True))
+    return simulate(configuration(folder, **values), console or Console(quiet=True))
 
 
 SECRETS = ("invited", "replied", "rejected", "filtered", "over_bound", '"seconds"', "train-loss")
@@ -264,3 +264,14 @@ def test_a_run_that_died_says_what_it_had_spent(tmp_path: Path) -> None:
     expected = spent([(Release(2.0, 0.5), 3)], 1e-5).epsilon
     assert summary["privacy"]["epsilon"] == pytest.approx(expected)
     assert math.isfinite(expected)
+
+
+def test_a_ledger_that_is_not_there_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A mistyped path would begin anew, with nothing spent."""
+    ledger = tmp_path / "ledger.json"
+    for folder, told in (("one", True), ("two", False)):
+        private_run(tmp_path / folder, Console(width=500), ledger=str(ledger))
+        line = f"warning: ledger {ledger} does not exist: a new one begins there"
+        assert (line in capsys.readouterr().out) == told

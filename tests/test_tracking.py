@@ -38,6 +38,7 @@ def test_tensorboard_reads_what_the_lines_say(tmp_path: Path) -> None:
     lines = read_metrics(tmp_path)
     for key in ("accuracy", "loss", "local_lr"):
         assert read[key] == [(line["round"], pytest.approx(line[key])) for line in lines]
+    assert len(moments(tmp_path)) == len(lines)
     counts = [(line["round"], len(line["rejected"])) for line in lines]
     assert read["clients/rejected"] == counts
     assert counts[1] == (1, 1)
@@ -64,6 +65,13 @@ def test_a_private_runs_events_hold_nothing_of_the_cohort(tmp_path: Path) -> Non
     summary = read_summary(tmp_path)
     assert summary is not None
     assert read["epsilon_rdp"][-1] == (3, pytest.approx(summary["privacy"]["epsilon"], rel=1e-6))
+    assert len(moments(tmp_path)) == 1
+
+
+def moments(folder: Path) -> set[float]:
+    accumulator = EventAccumulator(str(folder))
+    accumulator.Reload()
+    return {event.wall_time for event in accumulator.Scalars("accuracy")}
 
 
 def test_a_round_is_readable_before_the_next_begins(tmp_path: Path) -> None:
