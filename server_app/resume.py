@@ -40,13 +40,13 @@ def how_it_goes_on(saved: Saved) -> str:
 
 
 def _read(config: RunConfig, folder: Path) -> Saved:
+    if not (folder / METRICS).exists():
+        raise ConfigError(f"resume = {config.resume} is not allowed: there is no run")
     if config.output_dir and Path(config.output_dir).expanduser().resolve() != folder.resolve():
         raise ConfigError(
             f"output-dir = {config.output_dir} is not allowed with resume = {config.resume}: "
-            "the run goes on in its own folder"
+            f"the run goes on in its own folder; set output-dir = {config.resume}"
         )
-    if not (folder / METRICS).exists():
-        raise ConfigError(f"resume = {config.resume} is not allowed: there is no run")
     if in_use(folder / METRICS):
         raise ConfigError(
             f"resume = {config.resume} is not allowed: the folder is in use by a run that has "

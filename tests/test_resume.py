@@ -524,12 +524,14 @@ def test_rounds_that_something_was_drawn_or_calibrated_for_stay(
 def test_no_run_another_folder_and_a_run_without_states(tmp_path: Path) -> None:
     nowhere = tmp_path / "nowhere"
     assert "there is no run" in refused(nowhere, "there is no run")
-    refused(nowhere, "the run goes on in its own folder", output_dir=str(tmp_path))
+    refused(nowhere, "there is no run", output_dir=str(tmp_path))
     refused(nowhere, "File name too long", resume="x" * 300, output_dir="")
 
     with pytest.raises(KeyboardInterrupt):
         run(settings(nowhere, state_every=0), [_interrupt])
     refused(nowhere, "state-every = 0", state_every=0)
+    own = f"the run goes on in its own folder; set output-dir = {nowhere}"
+    refused(nowhere, own, state_every=0, output_dir=str(tmp_path))
 
 
 def test_a_run_that_has_not_ended(died: Path) -> None:
