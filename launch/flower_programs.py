@@ -108,7 +108,10 @@ def install_once(fab: bytes, install_dir: Path | None = None, skip_prompt: bool 
     installed = Path(note.read_text()) if note.exists() else None
     if installed is None or not installed.is_dir():
         installed = install_from_fab(fab, install_dir, skip_prompt)
-        note.write_text(str(installed))
+        # Whole or not at all: other nodes of this machine read it at the same time.
+        unfinished = note.with_name(f"{note.name}-{os.getpid()}")
+        unfinished.write_text(str(installed))
+        unfinished.replace(note)
     return installed
 
 
