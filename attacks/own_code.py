@@ -2,9 +2,11 @@
 
 import importlib.util
 import re
+import shutil
 import sys
+import traceback
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, wraps
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -34,12 +36,58 @@ def own_function(name: str) -> Callable[..., Any]:
     return function
 
 
-def absolute(name: str, folder: Path) -> str:
-    """FILE.py:FUNCTION with a relative FILE taken from `folder`; any other name as it is."""
+def guarded_function(name: str) -> Callable[..., Any]:
+    """`own_function`, whose exceptions of whatever kind are ValueErrors of one line."""
+    function = own_function(name)
+
+    @wraps(function)
+    def guarded(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except ValueError:
+            raise  # with a reason that is the user's own
+        except Exception as error:
+            raise ValueError(failure(name, error)) from error
+
+    return guarded
+
+
+def absolute(name: str, *folders: Path) -> str:
+    """FILE.py:FUNCTION with a relative FILE taken from the first of `folders` that has it.
+
+    From the first of all where none has it; any other name as it is.
+    """
     match = _NAME.fullmatch(name)
     if match is None:
         return name
-    return f"{(folder / Path(match['file']).expanduser()).resolve()}:{match['function']}"
+    paths = [(folder / Path(match["file"]).expanduser()).resolve() for folder in folders]
+    path = next((path for path in paths if path.is_file()), paths[0])
+    return f"{path}:{match['function']}"
+
+
+def keep(name: str, folder: Path) -> None:
+    """Copy the FILE of a relative FILE.py:FUNCTION to the same name below `folder`.
+
+    That is how a bundled app names its copy, which ends with the app. A file that is named
+    absolutely stays where it is; OSError where the copy cannot be written.
+    """
+    match = _NAME.fullmatch(name)
+    if match is None or Path(match["file"]).expanduser().is_absolute():
+        return
+    source, target = _existing(match["file"]).resolve(), (folder / match["file"]).resolve()
+    if source != target and target.is_relative_to(folder.resolve()):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, target)
+
+
+def failure(name: str, error: Exception) -> str:
+    """One line: what FILE.py:FUNCTION raised, and in which line of FILE."""
+    match = _NAME.fullmatch(name)
+    file = Path(match["file"]).name if match else ""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).name == file]
+    where = f" (line {frames[-1].lineno})" if frames else ""
+    words = " ".join(f"{type(error).__name__}: {error}".split())
+    return f"{name} failed: {words}{where}"
 
 
 def _existing(file: str) -> Path:

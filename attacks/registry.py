@@ -11,12 +11,12 @@ from typing import Literal
 
 import numpy as np
 from flwr.app import Message
-from torch import Tensor
+from torch import Tensor, as_tensor
 
 from . import distance_attacks, vector_attacks
 from .label_flip import flip_labels
 from .misbehaviour import REPLY_ATTACKS
-from .own_code import is_own_code, own_function
+from .own_code import failure, is_own_code, own_function
 from .vector_attacks import VectorFunction
 
 Kind = Literal["vector", "data", "reply"]
@@ -44,6 +44,36 @@ class VectorAttack:
     ) -> Tensor:
         """The colluders' vectors, gradient units, shape and dtype of `own`."""
         return self.function(own, num_clients=num_clients, generator=generator, honest=honest)
+
+
+class OwnAttackFailed(RuntimeError):
+    """A user's own attack raised, or gave something else than vectors; the message is one line."""
+
+
+@dataclass(frozen=True)
+class OwnAttack(VectorAttack):
+    """A vector attack of the user's own; OwnAttackFailed for whatever is wrong with it."""
+
+    def __call__(
+        self,
+        own: Tensor,
+        *,
+        num_clients: int,
+        generator: np.random.Generator,
+        honest: Tensor | None = None,
+    ) -> Tensor:
+        """What the function gives, if it has the shape of `own`."""
+        try:
+            result = self.function(own, num_clients=num_clients, generator=generator, honest=honest)
+            vectors = as_tensor(result).to(own.dtype)
+        except Exception as error:
+            raise OwnAttackFailed(failure(self.name, error)) from error
+        if vectors.shape != own.shape:
+            raise OwnAttackFailed(
+                f"{self.name} gave an array of shape {tuple(vectors.shape)}, "
+                f"expected {tuple(own.shape)}"
+            )
+        return vectors
 
 
 @dataclass(frozen=True)
@@ -123,7 +153,7 @@ def get(name: str) -> Attack:
     FILE.py:FUNCTION is a vector attack of the user's own, with the arguments of `vector_attacks`.
     """
     if is_own_code(name):
-        return VectorAttack(name, own_function(name))
+        return OwnAttack(name, own_function(name))
     try:
         return _ATTACKS[name]
     except KeyError:

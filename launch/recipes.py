@@ -27,5 +27,6 @@ def recipe_config(
             # Imports torch, for which most commands need not wait.
             from attacks.own_code import absolute
 
-            values[key] = absolute(name, Path.cwd())
+            folders = (Path.cwd(), *([] if recipe is None else [recipe.absolute().parent]))
+            values[key] = absolute(name, *folders)
     return make_config(values)

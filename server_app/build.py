@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import attacks
-from attacks.own_code import is_own_code, own_function
+from attacks.own_code import guarded_function, is_own_code, own_function
 from server_app.config import (
     OWN_CODE_KEYS,
     ConfigError,
@@ -189,7 +189,7 @@ def _aggregator(config: RunConfig) -> Aggregator | None:
             mixing,
         )
     if is_own_code(rule):
-        return OwnRule(rule, _corruption(config), mixing=mixing, function=own_function(rule))
+        return OwnRule(rule, _corruption(config), mixing=mixing, function=guarded_function(rule))
     name = {"median": "coordinate-median"}.get(rule, rule)
     return RobustRule(name, _corruption(config), _rule_options(config, rule), mixing)
 

@@ -9,7 +9,14 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 from torch import Tensor
 
-from server_app.config import ConfigError, RunConfig, make_config, read_recipe
+from attacks.own_code import absolute
+from server_app.config import (
+    OWN_CODE_KEYS,
+    ConfigError,
+    RunConfig,
+    make_config,
+    read_recipe,
+)
 from server_app.posterior_store import read_samples
 from tasks.flat_model import FlatModel
 from tasks.labelled import LabelledTask
@@ -62,7 +69,11 @@ def load_run(run: Path) -> tuple[RunConfig, Problem]:
     path = run / "config.toml"
     if not path.exists():
         raise ConfigError(f"{run} is not a run folder: it has no config.toml")
-    config = make_config(read_recipe(path))
+    values = read_recipe(path)
+    for key in OWN_CODE_KEYS:
+        if isinstance(values.get(key), str):
+            values[key] = absolute(values[key], run, Path.cwd())
+    config = make_config(values)
     try:
         return config, load_problem(config)
     except ValueError as error:

@@ -12,6 +12,7 @@ from flwr.serverapp import Grid
 from flwr.superlink.grid import InMemoryGrid
 
 from attacks import AttackingGrid, fixed_corrupt, redrawn_corrupt
+from attacks.registry import OwnAttackFailed
 from server_app.build import build_strategy, check_names
 from server_app.config import ConfigError, RunConfig
 from server_app.instruments import Instruments
@@ -135,15 +136,18 @@ def _federate(
     folder.set_privacy(lambda: privacy_entry(config, strategy))
     folder.set_epsilon(lambda: epsilon_so_far(strategy))
     folder.keep_states(strategy.state)
-    result = strategy.start(
-        with_simulated_attack(config, grid),
-        ArrayRecord(prepared.problem.state()),
-        num_rounds=config.num_server_rounds,
-        timeout=config.round_timeout,
-        train_config=ConfigRecord({"seed": config.seed}),
-        evaluate_fn=server_evaluation(prepared.problem),
-        from_state=None if saved is None else saved.state,
-    )
+    try:
+        result = strategy.start(
+            with_simulated_attack(config, grid),
+            ArrayRecord(prepared.problem.state()),
+            num_rounds=config.num_server_rounds,
+            timeout=config.round_timeout,
+            train_config=ConfigRecord({"seed": config.seed}),
+            evaluate_fn=server_evaluation(prepared.problem),
+            from_state=None if saved is None else saved.state,
+        )
+    except OwnAttackFailed as error:
+        raise RunFailed(f"attack: {error}") from error
     if folder.rounds_skipped == config.num_server_rounds:
         raise RunFailed(f"no round changed the model; the last one: {folder.last_skip}")
     folder.set_output(strategy.output_round, _final_metrics(prepared, result.arrays))

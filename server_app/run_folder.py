@@ -12,8 +12,9 @@ import numpy as np
 import tomli_w
 from safetensors.numpy import save
 
+from attacks.own_code import keep
 from server_app.client_history import CLIENTS, client_fields, history_entry
-from server_app.config import ConfigError, RunConfig, to_mapping
+from server_app.config import OWN_CODE_KEYS, ConfigError, RunConfig, to_mapping
 from server_app.line_log import LineLog, finite
 from server_app.privacy_checks import claims_privacy
 from server_app.run_counts import Counts, cohort_of, failures_in
@@ -120,6 +121,8 @@ class RunFolder:
         self._logs[beside] = LineLog(path / beside)
         own = to_mapping(config.model_copy(update={"resume": ""}))
         (path / "config.toml").write_text(tomli_w.dumps(own), encoding="utf-8")
+        for key in OWN_CODE_KEYS:
+            keep(str(own[key]), path)
         if saved is not None:
             self._go_on(saved)
         elif config.state_every:

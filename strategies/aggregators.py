@@ -142,13 +142,21 @@ class OwnRule(RobustRule):
         result = self.function(updates.clone(), num_corrupt)
         if not isinstance(result, Aggregate):
             rows = len(updates)
-            vector = torch.as_tensor(result).detach().to(updates.dtype)
+            try:
+                vector = torch.as_tensor(result).detach().to(updates.dtype)
+            except (RuntimeError, TypeError, ValueError) as error:
+                kind = type(result).__name__
+                raise ValueError(f"{self.name} gave {kind}, expected a vector") from error
             weights = torch.full((rows,), 1 / rows, dtype=torch.float64)
             result = Aggregate(vector, weights, torch.ones(rows, dtype=torch.bool))
         shape, expected = tuple(result.vector.shape), tuple(updates.shape[1:])
-        if shape != expected or not torch.isfinite(result.vector).all():
+        if shape != expected:
+            raise ValueError(f"{self.name} gave a vector of shape {shape}, expected {expected}")
+        wrong = int((~torch.isfinite(result.vector)).sum())
+        if wrong:
             raise ValueError(
-                f"{self.name} gave a vector of shape {shape}, expected {expected} and finite values"
+                f"{self.name} gave a vector of which {wrong} of {len(result.vector)} values "
+                "are not finite"
             )
         return result
 

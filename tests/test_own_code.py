@@ -1,5 +1,6 @@
 """Models, rules and attacks of the user's own, named as FILE.py:FUNCTION."""
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +15,10 @@ from launch.app_bundle import bundle_own_code
 from launch.cluster import cluster
 from launch.recipes import recipe_config
 from launch.simulate import simulate
-from server_app.config import ConfigError, RunConfig, make_config
-from server_app.run import prepare
-from server_app.run_folder import read_metrics
+from server_app.config import ConfigError, RunConfig, make_config, to_mapping
+from server_app.prediction import load_run
+from server_app.run import RunFailed, prepare
+from server_app.run_folder import read_metrics, read_summary
 from strategies.aggregators import OwnRule
 from strategies.corruption import CorruptionBound
 
@@ -170,9 +172,12 @@ def test_a_rule_gets_a_copy_and_the_assumed_number(code: Path) -> None:
     assert result.survivors.all()
 
 
-@pytest.mark.parametrize("function", ["infinite", "short"])
-def test_a_result_that_is_no_model_skips_the_round(code: Path, function: str) -> None:
-    with pytest.raises(ValueError, match="expected \\(3,\\) and finite values"):
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [("infinite", "3 of 3 values are not finite"), ("short", r"expected \(3,\)")],
+)
+def test_a_result_that_is_no_model_skips_the_round(code: Path, function: str, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
         rule(code, function)(torch.ones(5, 3), torch.ones(5) / 5, np.random.default_rng(0))
 
 
@@ -216,3 +221,71 @@ def test_a_cluster_runs_it_too(code: Path) -> None:
     cluster(configuration(code / "real", **own), Console(quiet=True))
     for a, b in zip(final_model(code / "simulated"), final_model(code / "real"), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+
+
+FAULTY = """
+def raises(*args, **kwargs):
+    return {}["absent"]
+
+def nothing(*args, **kwargs):
+    pass
+
+def nan(updates, num_corrupt):
+    return updates.mean(dim=0) * float("nan")
+
+def narrow(own, **kwargs):
+    return own[:, :3]
+"""
+
+
+@pytest.mark.parametrize(
+    ("key", "function", "reason"),
+    [
+        ("aggregator", "raises", "faulty.py:raises failed: KeyError: 'absent' (line 3)"),
+        ("aggregator", "nothing", "faulty.py:nothing gave NoneType, expected a vector"),
+        ("aggregator", "nan", "650 of 650 values are not finite"),
+        ("attack", "raises", "faulty.py:raises failed: KeyError: 'absent' (line 3)"),
+        ("attack", "nothing", "faulty.py:nothing failed: "),
+        ("attack", "narrow", "faulty.py:narrow gave an array of shape (1, 3), expected (1, 650)"),
+    ],
+)
+def test_a_fault_in_a_round_is_the_run_s_reason_in_one_line(
+    code: Path, key: str, function: str, reason: str
+) -> None:
+    (code / "faulty.py").write_text(FAULTY)
+    words: dict[str, object] = {key: f"faulty.py:{function}", "model": "my_model.py:affine"}
+    if key == "attack":
+        words["num_byzantine"] = 1
+    with pytest.raises(RunFailed) as raised:
+        simulate(configuration(code / "run", **words), Console(quiet=True))
+    assert reason in str(raised.value)
+    assert "\n" not in str(raised.value)
+    summary = read_summary(code / "run")
+    assert summary is not None
+    assert summary["reason"] == str(raised.value)
+
+
+def test_a_bundled_file_stays_in_the_run_folder(
+    code: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As on a server: names of the bundle, which is gone when the run has ended.
+    bundle = code / "bundle"
+    bundle.mkdir()
+    own = {
+        "model": f"{code / 'my_model.py'}:affine",
+        "aggregator": f"{code / 'my_rule.py'}:average",
+        "attack": "none",
+    }
+    config = configuration(code / "run", num_server_rounds=1)
+    bundled = bundle_own_code(bundle, {**to_mapping(config), **own}, list(own))
+    with monkeypatch.context() as on_the_server:
+        on_the_server.syspath_prepend(bundle)
+        simulate(make_config(bundled), Console(quiet=True))
+    shutil.rmtree(bundle)
+    loaded, _ = load_run(code / "run")
+    kept = code / "run" / "own_code" / "model_my_model.py"
+    assert loaded.model == f"{kept}:affine"
+    again = recipe_config(code / "run" / "config.toml", [f"output-dir={code / 'again'}"])
+    simulate(again, Console(quiet=True))
+    for a, b in zip(final_model(code / "run"), final_model(code / "again"), strict=True):
+        np.testing.assert_array_equal(a, b)
