@@ -39,10 +39,9 @@ def screen_reply(
     """Decode a training reply, check it against the global model and form the update, in `row`
     [d] where one is given.
 
-    The update is in `row` [d] where there is one. Raises RejectedReply for an error reply, missing,
-    extra or misshapen entries, a payload that differs from its header, a wrong dtype, a value that
-    is not finite (also after the division by the learning rate), or an insane count. Raises nothing
-    else, whatever is in the reply.
+    Raises RejectedReply for an error reply, missing, extra or misshapen entries, a payload that
+    differs from its header, a wrong dtype, a value that is not finite (also after the division
+    by the learning rate), or an insane count. Raises nothing else, whatever is in the reply.
     """
     content = content_of(message)
     records = [record for record in content.values() if isinstance(record, ArrayRecord)]
