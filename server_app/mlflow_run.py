@@ -2,8 +2,7 @@
 
 import os
 import re
-import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from server_app.config import RunConfig, to_mapping
@@ -16,18 +15,19 @@ _ALLOWED = re.compile(r"[\w\-./ ]{1,250}")
 
 
 class MlflowRun:
-    """One MLflow run: the configuration as parameters, every round's numbers as metrics.
+    """One MLflow run: the configuration as parameters, every round's numbers as metrics with the
+    time that `clock` says.
 
     Raises whatever MLflow raises where its server cannot be reached.
     """
 
-    def __init__(self, config: RunConfig, name: str) -> None:
+    def __init__(self, config: RunConfig, name: str, clock: Callable[[], float]) -> None:
         for variable, limit in _LIMITS.items():
             os.environ.setdefault(variable, limit)
         from mlflow.entities import Metric, Param
         from mlflow.tracking import MlflowClient
 
-        self._metric = Metric
+        self._metric, self._clock = Metric, clock
         self._client = MlflowClient(tracking_uri=config.mlflow_uri)
         known = self._client.get_experiment_by_name(EXPERIMENT)
         experiment = known.experiment_id if known else self._client.create_experiment(EXPERIMENT)
@@ -37,7 +37,7 @@ class MlflowRun:
 
     def round(self, entry: Mapping[str, Any]) -> None:
         """Log the round's numbers."""
-        now = int(1000 * time.time())
+        now = int(1000 * self._clock())
         metrics = [
             self._metric(name, value, now, entry["round"])
             for name, value in scalars(entry).items()

@@ -1,7 +1,6 @@
 """TensorBoard event files in the run folder: `tensorboard --logdir runs` finds every run."""
 
-import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,23 +12,20 @@ from server_app.tracking import scalars
 
 
 class TensorBoardEvents:
-    """Writes one scalar event a number and round; a round is on disk before the next begins.
+    """Writes one scalar event a number and round, with the time that `clock` says; a round is on
+    disk before the next begins."""
 
-    Without `timed` every event has the time of the start: how long a round took can tell who was
-    missing in it.
-    """
-
-    def __init__(self, folder: Path, timed: bool = True) -> None:
+    def __init__(self, folder: Path, clock: Callable[[], float]) -> None:
         self._writer = EventFileWriter(str(folder))
-        self._began, self._timed = time.time(), timed
+        self._clock = clock
 
     def round(self, entry: Mapping[str, Any]) -> None:
         """Write the round's numbers."""
         values = [
             Summary.Value(tag=name, simple_value=value) for name, value in scalars(entry).items()
         ]
-        now = time.time() if self._timed else self._began
-        event = Event(wall_time=now, step=entry["round"], summary=Summary(value=values))
+        summary = Summary(value=values)
+        event = Event(wall_time=self._clock(), step=entry["round"], summary=summary)
         self._writer.add_event(event)
         self._writer.flush()
 

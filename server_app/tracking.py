@@ -7,7 +7,8 @@ privacy claim keeps out of those files cannot reach it.
 import importlib.util
 import logging
 import math
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from statistics import median
 from typing import Any, Protocol
@@ -44,22 +45,29 @@ def make_trackers(config: RunConfig, folder: Path) -> list[Tracker]:
     """The trackers that `config` asks for; one that cannot start is left out with a warning."""
     # Imported where they are wanted: both libraries take their time.
     trackers: list[Tracker] = []
-    timed = not claims_privacy(config)
+    clock = _clock(config)
     try:
         if config.tensorboard:
             from server_app.tensorboard_events import TensorBoardEvents
 
-            trackers.append(Guarded("TensorBoard", TensorBoardEvents(folder, timed)))
+            trackers.append(Guarded("TensorBoard", TensorBoardEvents(folder, clock)))
     except Exception as error:
         _warn("TensorBoard", error)
     try:
         if config.mlflow_uri:
             from server_app.mlflow_run import MlflowRun
 
-            trackers.append(Guarded("MLflow", MlflowRun(config, folder.name)))
+            trackers.append(Guarded("MLflow", MlflowRun(config, folder.name, clock)))
     except Exception as error:
         _warn("MLflow", error)
     return trackers
+
+
+def _clock(config: RunConfig) -> Callable[[], float]:
+    """What a tracker puts beside a round, in seconds since 1970: under a privacy claim always the
+    start of the run, as how long a round took can tell that somebody was missing in it."""
+    began = time.time()
+    return (lambda: began) if claims_privacy(config) else time.time
 
 
 class Guarded:

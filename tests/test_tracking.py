@@ -18,6 +18,15 @@ from server_app.run import prepare
 from server_app.run_folder import read_metrics, read_summary
 from server_app.tracking import Guarded, check_tracking, make_trackers, scalars
 
+PRIVATE: dict[str, Any] = {
+    "algorithm": "dp-fedavg",
+    "clip_norm": 1.0,
+    "noise_multiplier": 2.0,
+    "participation": "poisson",
+    "sample_rate": 0.5,
+    "instruments": False,
+}
+
 
 def tracked_run(folder: Path, **options: Any) -> dict[str, Any]:
     values = {"tensorboard": True, **options}
@@ -50,15 +59,7 @@ def test_tensorboard_reads_what_the_lines_say(tmp_path: Path) -> None:
 
 
 def test_a_private_runs_events_hold_nothing_of_the_cohort(tmp_path: Path) -> None:
-    tracked_run(
-        tmp_path,
-        algorithm="dp-fedavg",
-        clip_norm=1.0,
-        noise_multiplier=2.0,
-        participation="poisson",
-        sample_rate=0.5,
-        instruments=False,
-    )
+    tracked_run(tmp_path, **PRIVATE)
     read = events(tmp_path)
     # So much noise may well make the run a failure: that is read from the released models.
     assert set(read) - {"catastrophic_failure"} == {"accuracy", "loss", "local_lr", "epsilon_rdp"}
@@ -172,6 +173,22 @@ def test_mlflow_holds_the_run(tmp_path: Path) -> None:
     history = client.get_metric_history(run.info.run_id, "loss")
     told = [(line["round"], pytest.approx(line["loss"])) for line in read_metrics(tmp_path / "run")]
     assert [(metric.step, metric.value) for metric in history] == told
+    assert len({metric.timestamp for metric in history}) == len(told)
+
+
+def test_mlflow_is_not_told_how_long_a_private_round_took(tmp_path: Path) -> None:
+    pytest.importorskip("mlflow", reason="needs the extra blackthorn[mlflow]")
+    from mlflow.tracking import MlflowClient
+
+    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    tracked_run(tmp_path / "run", tensorboard=False, mlflow_uri=uri, **PRIVATE)
+    client = MlflowClient(tracking_uri=uri)
+    experiment = client.get_experiment_by_name("blackthorn")
+    assert experiment is not None
+    (run,) = client.search_runs([experiment.experiment_id])
+    history = client.get_metric_history(run.info.run_id, "loss")
+    assert len(history) == 4
+    assert len({metric.timestamp for metric in history}) == 1
 
 
 def test_nobody_is_told_where_nobody_asked(tmp_path: Path) -> None:
