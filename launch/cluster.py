@@ -16,7 +16,6 @@ from launch.progress import RoundPrinter
 from server_app.config import ConfigError, RunConfig, to_mapping
 from server_app.operator_log import longest_run
 from server_app.privacy import privacy_of_dead_run
-from server_app.resume import how_it_goes_on
 from server_app.run import RunFailed, prepare
 from server_app.run_folder import create_folder, read_metrics, read_summary, write_failure
 from server_app.run_report import publish
@@ -49,7 +48,8 @@ def cluster(
     create_folder(folder)
     if prepared.saved is not None:
         _set_logs_aside(folder)
-        console.print(how_it_goes_on(prepared.saved), markup=False, highlight=False)
+    for note in prepared.notes:
+        console.print(note, markup=False, highlight=False, soft_wrap=True)
     console.print(f"run folder: {folder}", markup=False, highlight=False, soft_wrap=True)
     console.print(f"starting a SuperLink and {config.num_clients} SuperNodes...", highlight=False)
     try:

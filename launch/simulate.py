@@ -8,8 +8,6 @@ from rich.console import Console
 
 from launch.progress import RoundPrinter
 from server_app.config import ConfigError, RunConfig
-from server_app.privacy import new_ledger
-from server_app.resume import how_it_goes_on
 from server_app.run import execute, prepare
 from server_app.run_report import REPORT
 from simulation.engine import EngineGrid
@@ -28,16 +26,13 @@ def simulate(
     """
     # The progress lines name every rejected client already.
     logging.getLogger("blackthorn").setLevel(logging.ERROR)
-    note = new_ledger(config)
     prepared = prepare(config)
     try:
         grid = EngineGrid(config, prepared.problem)
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    if note is not None:
-        console.print(f"warning: {note}", markup=False, highlight=False, soft_wrap=True)
-    if prepared.saved is not None:
-        console.print(how_it_goes_on(prepared.saved), markup=False, highlight=False)
+    for note in prepared.notes:
+        console.print(note, markup=False, highlight=False, soft_wrap=True)
     with RoundPrinter(console, config.num_server_rounds, label) as printer:
         summary = execute(prepared, grid, [printer, *observers])
     text = f"{label}run folder: {prepared.folder}"

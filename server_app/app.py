@@ -5,7 +5,6 @@ from flwr.serverapp import Grid, ServerApp
 
 from server_app.config import ConfigError, make_config
 from server_app.operator_log import show_log, tell, tell_round, tell_start
-from server_app.resume import how_it_goes_on
 from server_app.run import execute, prepare
 
 app = ServerApp()
@@ -18,8 +17,8 @@ def main(grid: Grid, context: Context) -> None:
     try:
         prepared = prepare(make_config(context.run_config))
         tell_start(prepared.config, prepared.folder)
-        if prepared.saved is not None:
-            print(how_it_goes_on(prepared.saved), flush=True)
+        for note in prepared.notes:
+            print(note, flush=True)
         tell("summary", execute(prepared, grid, [tell_round]))
     except Exception as error:
         reason = str(error) or type(error).__name__

@@ -1,6 +1,5 @@
 """From a run configuration to its privacy plan, and from a strategy to what may be reported."""
 
-import logging
 import math
 from pathlib import Path
 from typing import Any
@@ -20,8 +19,6 @@ from strategies import (
 )
 from strategies.participation import Participation
 from strategies.private_averaging import PrivateAveraging
-
-logger = logging.getLogger("blackthorn")
 
 LEDGER = "ledger.json"
 _FROM_DATA = "clip-norm was chosen from the clients' data without privacy, which no figure covers"
@@ -68,12 +65,12 @@ def ledger_path(config: RunConfig, folder: Path) -> Path:
     return Path(config.ledger).expanduser() if config.ledger else folder / LEDGER
 
 
-def new_ledger(config: RunConfig) -> str | None:
-    """What to tell where the ledger that is named is not there, else None."""
-    path = Path(config.ledger).expanduser()
-    if not config.ledger or path.exists():
+def new_ledger(config: RunConfig, plan: PrivacyPlan | None, folder: Path) -> str | None:
+    """What to tell where a run that claims privacy names a ledger that is not there, else None."""
+    path = ledger_path(config, folder)
+    if plan is None or not plan.claim or not config.ledger or path.exists():
         return None
-    return f"ledger {path} does not exist: a new one begins there, with nothing spent"
+    return f"warning: ledger {path} does not exist: a new one begins there, with nothing spent"
 
 
 def check_ledger(config: RunConfig, plan: PrivacyPlan, path: Path, saved: Saved | None) -> None:
@@ -84,8 +81,6 @@ def check_ledger(config: RunConfig, plan: PrivacyPlan, path: Path, saved: Saved 
     """
     if not plan.claim:
         return
-    if (note := new_ledger(config)) is not None:
-        logger.warning(note)
     try:
         ledger = Ledger(plan, path)
     except ValueError as error:

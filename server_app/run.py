@@ -22,11 +22,12 @@ from server_app.privacy import (
     check_ledger,
     epsilon_so_far,
     ledger_path,
+    new_ledger,
     privacy_entry,
     privacy_plan,
 )
 from server_app.privacy_checks import is_noised
-from server_app.resume import read_resumed
+from server_app.resume import how_it_goes_on, read_resumed
 from server_app.run_counts import last_report
 from server_app.run_folder import RunFolder, choose_folder, create_folder
 from server_app.run_report import publish
@@ -58,6 +59,13 @@ class PreparedRun:
     plan: PrivacyPlan | None = None
     # Where the run stands that is resumed; None: a new one.
     saved: Saved | None = None
+
+    @property
+    def notes(self) -> list[str]:
+        """What people are to know before it starts, a line each."""
+        ledger = new_ledger(self.config, self.plan, self.folder)
+        goes_on = None if self.saved is None else how_it_goes_on(self.saved)
+        return [note for note in (ledger, goes_on) if note is not None]
 
 
 def prepare(config: RunConfig) -> PreparedRun:
