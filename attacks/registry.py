@@ -7,7 +7,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from flwr.app import Message
@@ -50,30 +50,21 @@ class OwnAttackFailed(RuntimeError):
     """A user's own attack raised, or gave something else than vectors; the message is one line."""
 
 
-@dataclass(frozen=True)
-class OwnAttack(VectorAttack):
-    """A vector attack of the user's own; OwnAttackFailed for whatever is wrong with it."""
+def own_attack(name: str) -> VectorAttack:
+    """The user's own FILE.py:FUNCTION; called, OwnAttackFailed for whatever is wrong with it."""
+    function = own_function(name)
 
-    def __call__(
-        self,
-        own: Tensor,
-        *,
-        num_clients: int,
-        generator: np.random.Generator,
-        honest: Tensor | None = None,
-    ) -> Tensor:
-        """What the function gives, if it has the shape of `own`."""
+    def checked(own: Tensor, **arguments: Any) -> Tensor:
         try:
-            result = self.function(own, num_clients=num_clients, generator=generator, honest=honest)
-            vectors = as_tensor(result).to(own.dtype)
+            vectors = as_tensor(function(own, **arguments)).to(own.dtype)
         except Exception as error:
-            raise OwnAttackFailed(failure(self.name, error)) from error
+            raise OwnAttackFailed(failure(name, error)) from error
         if vectors.shape != own.shape:
-            raise OwnAttackFailed(
-                f"{self.name} gave an array of shape {tuple(vectors.shape)}, "
-                f"expected {tuple(own.shape)}"
-            )
+            shape, expected = tuple(vectors.shape), tuple(own.shape)
+            raise OwnAttackFailed(f"{name} gave an array of shape {shape}, expected {expected}")
         return vectors
+
+    return VectorAttack(name, checked)
 
 
 @dataclass(frozen=True)
@@ -153,7 +144,7 @@ def get(name: str) -> Attack:
     FILE.py:FUNCTION is a vector attack of the user's own, with the arguments of `vector_attacks`.
     """
     if is_own_code(name):
-        return OwnAttack(name, own_function(name))
+        return own_attack(name)
     try:
         return _ATTACKS[name]
     except KeyError:
