@@ -97,8 +97,7 @@ def client_generator(seed: int, server_round: int, client_id: int) -> np.random.
 
 class ClientGenerators(Sequence[np.random.Generator]):
     """``client_generator`` of each (seed, server_round, client_id), made when it is first asked
-    for: where every batch is all of a client's examples nobody draws, and making them is a tenth
-    of a round."""
+    for: where every batch is all of a client's examples nobody draws, and 600 take 8 ms to make."""
 
     def __init__(self, keys: Iterable[tuple[int, int, int]]) -> None:
         self._keys = list(keys)
@@ -172,7 +171,8 @@ def _in_threads(
     """Train the chunks in as many threads as PyTorch may use, each with a single-threaded copy.
 
     A step's products are too small to be shared: threads that wait for each other at every one of
-    them gain little on a quiet machine, and lose a hundredfold where others use its cores.
+    them gain little on a quiet machine, and where others used its two cores a round took up to
+    fifty times as long.
     """
     threads = torch.get_num_threads()
     workers = min(threads, len(chunks))
@@ -313,8 +313,8 @@ def _one_gather(
     def fill(x: Tensor, y: Tensor) -> None:
         rows = np.empty(y.shape[:2], dtype=np.int64)
         for own, part, client in zip(rows, parts, clients, strict=True):
-            draws = 0 < spec.batch_size < part.num_examples
-            drawn = part.rows(generators[client] if draws else None, spec.batch_size)
+            size = spec.batch_size
+            drawn = part.rows(generators[client], size) if part.draws(size) else part.all_rows
             own[: len(drawn)] = drawn
             own[len(drawn) :] = drawn[0]  # the padding: see _pad
         index = torch.from_numpy(rows.reshape(-1))

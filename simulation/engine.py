@@ -43,7 +43,8 @@ class EngineGrid(Grid):
     """Grid of `config.num_clients` simulated clients of `problem`.
 
     `synchronous` tells the strategies that a reply is there as soon as it is asked for.
-    Raises ValueError for a task whose examples are on the nodes (own-data).
+    Raises ValueError for a task whose examples are on the nodes (own-data), and for a device that
+    this machine does not have.
     """
 
     synchronous = True

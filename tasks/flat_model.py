@@ -61,7 +61,7 @@ class FlatModel:
         self._descent: Descent | None = getattr(module, "analytic_descent", None)
 
     def copy(self) -> "FlatModel":
-        """The same function with a module of its own, for another thread."""
+        """The same function with a module of its own, for another thread or device."""
         return FlatModel(copy.deepcopy(self.module), self.example_loss, self.batching)
 
     @property
@@ -73,8 +73,9 @@ class FlatModel:
         """The same function on ``device``: itself where it is there, else a copy."""
         if device == self.device:
             return self
-        module = copy.deepcopy(self.module).to(device)
-        return FlatModel(module, self.example_loss, self.batching)
+        moved = self.copy()
+        moved.module.to(device)
+        return moved
 
     def flatten(self, state_dict: Mapping[str, Tensor]) -> Tensor:
         """The vector [d] of a state_dict, a copy; its entries that are not part of w are ignored.

@@ -66,20 +66,26 @@ class ExampleShard:
         """``size`` distinct examples, drawn uniformly without replacement; see Shard."""
         if size < 0:
             raise ValueError(f"a batch has size {size}: it must be 0 (all examples) or more")
-        if size == 0 or size >= self.num_examples:
+        if not self.draws(size):
             chosen = self.examples
         else:
             chosen = self._examples.select(self.rows(generator, size))
         return chosen.x, chosen.y
 
-    def rows(self, generator: np.random.Generator | None, size: int) -> np.ndarray:
-        """Where the examples of a batch are in ``data_set``, int64 [b]: what ``batch`` draws.
+    def draws(self, size: int) -> bool:
+        """Whether a batch of ``size`` is drawn, and not all the examples in order."""
+        return 0 < size < self.num_examples
 
-        Without a generator all of them.
-        """
-        if generator is not None and 0 < size < self.num_examples:
-            drawn = generator.choice(self.num_examples, size, replace=False)
-            return drawn if self._indices is None else self._indices[drawn]
+    def rows(self, generator: np.random.Generator, size: int) -> np.ndarray:
+        """Where the examples of a batch are in ``data_set``, int64 [b]: what ``batch`` draws."""
+        if not self.draws(size):
+            return self.all_rows
+        drawn = generator.choice(self.num_examples, size, replace=False)
+        return drawn if self._indices is None else self._indices[drawn]
+
+    @property
+    def all_rows(self) -> np.ndarray:
+        """Where all the examples are in ``data_set``, int64 [num_examples]."""
         return np.arange(self.num_examples) if self._indices is None else self._indices
 
     @property
