@@ -113,7 +113,7 @@ def _figures(chain: PreparedRun, fedavg: PreparedRun, data_dir: str) -> Value:
     # Images of another kind: for the digits, their negatives.
     elsewhere = 1 - task.test.x if task.name == "digits" else _mnist(data_dir)
     inside, outside = (
-        predict_with(chain.folder, chain.config, chain.problem, x) for x in (task.test.x, elsewhere)
+        predict_with(chain.folder, chain.problem, x) for x in (task.test.x, elsewhere)
     )
     state = load_file(fedavg.folder / "checkpoints" / "final.safetensors")
     model = fedavg.problem.model

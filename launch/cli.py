@@ -193,14 +193,15 @@ def reproduce(
 
 @app.command()
 def predict(
-    run: Annotated[Path, typer.Argument(help="Run folder with posterior samples.")],
+    run: Annotated[Path, typer.Argument(help="Run folder of a finished run.")],
     data: Annotated[Path, typer.Option(help="An .npz file: x, and y where it is known.")],
     out: Annotated[Path | None, typer.Option(help="An .npz file for all predictions.")] = None,
     ood: Annotated[
         Path | None, typer.Option(help="Examples from elsewhere: a histogram of entropies.")
     ] = None,
 ) -> None:
-    """Predict with a run's posterior samples, the point estimate beside them.
+    """Predict with a run's final model, or with its posterior samples (fa-ld) and the final model
+    beside them.
 
     Example: blackthorn predict runs/my-run --data examples.npz
     """

@@ -1,14 +1,15 @@
-"""`blackthorn predict`: class probabilities from a run's posterior samples."""
+"""`blackthorn predict`: class probabilities by a run's final model or its posterior samples."""
 
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from rich.console import Console
 
 from launch.posterior_lines import calibration_table
-from server_app.calibration import calibration
-from server_app.config import ConfigError, RunConfig
+from server_app.calibration import Calibration, calibration
+from server_app.config import ConfigError
 from server_app.posterior_plots import plot_entropy, plot_reliability
 from server_app.prediction import Predictions, load_run, predict_with
 from tasks.npz_file import read_npz
@@ -22,27 +23,28 @@ def predict(
 ) -> Predictions:
     """Predict the examples x of the .npz file `data`, and say how well where it has labels y.
 
-    Writes `out` (.npz: probabilities, entropy, mutual_information, point) where it is given, and
+    Writes `out` (.npz: probabilities, entropy; with posterior samples also mutual_information and
+    point, the final model's probabilities) where it is given, and
     plots/reliability-*.png beside it or in the run folder; with `ood`, a file of examples from
     elsewhere, the histogram of both entropies. Raises ConfigError with one line.
     """
     if out is not None and out.suffix != ".npz":
         raise ConfigError(f"--out {out} is not allowed: a name that ends in .npz")
-    config, problem = load_run(run)
+    _, problem = load_run(run)
     x, y = read_examples(data)
     if y is not None and (y.shape != x.shape[:1] or y.dtype.kind not in "iu"):
         raise ConfigError(f"{data}: y must hold one integer for each of the {len(x)} examples")
-    predictions = _predictions(run, config, problem, data, x)
+    predictions = _predictions(run, problem, data, x)
     reports = {}
     if y is not None:
         try:
-            reports = {
-                "posterior mean": calibration(predictions.probabilities, y),
-                "point estimate": calibration(predictions.point, y),
-            }
+            reports = _reports(predictions, y)
         except ValueError as error:
             raise ConfigError(f"{data}: {error}") from error
-    lines = [f"{len(x)} examples, {predictions.num_samples} posterior samples", ""]
+    models = f"{predictions.num_samples} posterior samples"
+    if predictions.num_samples == 0:
+        models = "the final model"
+    lines = [f"{_count(len(x))}, {models}", ""]
     lines += _first_rows(predictions)
     plots = run / "plots" if out is None else out.parent
     _check_writable(plots)
@@ -50,7 +52,7 @@ def predict(
         lines += ["", *calibration_table({k: r.figures() for k, r in reports.items()})]
         lines.append(str(plot_reliability(reports, plots / f"reliability-{data.stem}.png")))
     if ood is not None:
-        elsewhere = _predictions(run, config, problem, ood, read_examples(ood)[0])
+        elsewhere = _predictions(run, problem, ood, read_examples(ood)[0])
         # There may be files of one name in two folders.
         names = (data.stem, ood.stem if ood.stem != data.stem else f"{ood.stem} (elsewhere)")
         entropies = dict(zip(names, (predictions.entropy, elsewhere.entropy), strict=True))
@@ -77,11 +79,9 @@ def read_examples(path: Path) -> tuple[np.ndarray, np.ndarray | None]:
     return arrays["x"], arrays.get("y")
 
 
-def _predictions(
-    run: Path, config: RunConfig, problem: Problem, path: Path, x: np.ndarray
-) -> Predictions:
+def _predictions(run: Path, problem: Problem, path: Path, x: np.ndarray) -> Predictions:
     try:
-        return predict_with(run, config, problem, x)
+        return predict_with(run, problem, x)
     except ConfigError as error:
         # There may be two files of examples: whose x it is.
         if str(error).startswith("x "):
@@ -98,26 +98,45 @@ def _check_writable(folder: Path) -> None:
         raise ConfigError(f"{folder} cannot be written: give --out another folder")
 
 
+def _reports(predictions: Predictions, y: np.ndarray) -> dict[str, Calibration]:
+    point = calibration(predictions.point, y)
+    if predictions.num_samples == 0:
+        return {"final model": point}
+    return {
+        "posterior mean": calibration(predictions.probabilities, y),
+        "point estimate": point,
+    }
+
+
+def _count(examples: int) -> str:
+    return f"{examples} example{'' if examples == 1 else 's'}"
+
+
 def _first_rows(predictions: Predictions) -> list[str]:
-    header = ("example", "class", "probability", "entropy", "information", "point class")
-    lines = ["".join(f"{name:>13}" for name in header)]
-    for row in range(min(_SHOWN, len(predictions.entropy))):
-        probabilities = predictions.probabilities[row]
-        best = int(probabilities.argmax())
-        lines.append(
-            f"{row:13d}{best:13d}{probabilities[best]:13.4f}{predictions.entropy[row]:13.4f}"
-            f"{predictions.mutual_information[row]:13.4f}{int(predictions.point[row].argmax()):13d}"
-        )
+    shown = range(min(_SHOWN, len(predictions.entropy)))
+    columns: dict[str, list[str]] = {
+        "example": [f"{row}" for row in shown],
+        "class": [f"{predictions.probabilities[row].argmax()}" for row in shown],
+        "probability": [f"{predictions.probabilities[row].max():.4f}" for row in shown],
+        "entropy": [f"{predictions.entropy[row]:.4f}" for row in shown],
+    }
+    if predictions.num_samples:
+        columns["information"] = [f"{predictions.mutual_information[row]:.4f}" for row in shown]
+        columns["point class"] = [f"{predictions.point[row].argmax()}" for row in shown]
+    lines = ["".join(f"{name:>13}" for name in columns)]
+    for cells in zip(*columns.values(), strict=True):
+        lines.append("".join(f"{cell:>13}" for cell in cells))
     left = len(predictions.entropy) - _SHOWN
     return [*lines, f"{'...':>13} and {left} more"] if left > 0 else lines
 
 
 def _write(out: Path, predictions: Predictions) -> None:
     out.parent.mkdir(parents=True, exist_ok=True)
-    np.savez_compressed(
-        out,
-        probabilities=predictions.probabilities,
-        entropy=predictions.entropy,
-        mutual_information=predictions.mutual_information,
-        point=predictions.point,
-    )
+    arrays: dict[str, Any] = {
+        "probabilities": predictions.probabilities,
+        "entropy": predictions.entropy,
+    }
+    if predictions.num_samples:
+        arrays["mutual_information"] = predictions.mutual_information
+        arrays["point"] = predictions.point
+    np.savez_compressed(out, **arrays)

@@ -36,7 +36,7 @@ def report_posterior(run: Path, config: RunConfig, problem: Problem) -> dict[str
     if isinstance(problem.task, BayesLinear) and len(rounds) > 1:
         found["w2"] = distance_to_posterior(run, config, problem, problem.task)
     if isinstance(problem.task, LabelledTask) and problem.task.test is not None:
-        found.update(_calibration(run, config, problem, problem.task))
+        found.update(_calibration(run, problem, problem.task))
     return found
 
 
@@ -81,11 +81,9 @@ def worst(diagnoses: list[Diagnosis]) -> dict[str, float | None]:
     return {"ess_min": min(ess, default=None), "rhat_max": max(rhat, default=None)}
 
 
-def _calibration(
-    run: Path, config: RunConfig, problem: Problem, task: LabelledTask
-) -> dict[str, Any]:
+def _calibration(run: Path, problem: Problem, task: LabelledTask) -> dict[str, Any]:
     assert task.test is not None
-    predictions = predict_with(run, config, problem, task.test.x)
+    predictions = predict_with(run, problem, task.test.x)
     y = task.test.y.numpy()
     posterior, point = (calibration(p, y) for p in (predictions.probabilities, predictions.point))
     plot_reliability(

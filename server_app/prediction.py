@@ -1,5 +1,6 @@
-"""Predictions from a run's posterior samples, with the point estimate beside them."""
+"""Predictions of a run: of its final model, and from its posterior samples where it has them."""
 
+from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,6 +34,9 @@ class Predictions:
     `entropy` [n]: that of `probabilities`, all the uncertainty. `mutual_information` [n]: entropy
     minus the mean entropy of the samples, the part that more data could remove. `point` [n, C]:
     the final model's probabilities, `point_entropy` [n] theirs.
+
+    A run without samples has S = 0: `probabilities` are then `point`, and one model alone has no
+    mutual information.
     """
 
     probabilities: np.ndarray
@@ -54,14 +58,15 @@ def entropy(probabilities: np.ndarray) -> np.ndarray:
 
 
 def predict(run: Path, x: np.ndarray | Tensor) -> Predictions:
-    """Class probabilities for inputs x [n, *input_shape] by a run's posterior samples.
+    """Class probabilities for inputs x [n, *input_shape]: by a run's posterior samples where it has
+    some, else by its final model.
 
     Floating inputs are taken as they are, uint8 is scaled from 0..255 to [0, 1].
-    Raises ConfigError for a folder without a run or without samples, a file of it that is torn, a
-    task without classes, or inputs of another shape or type, or that are not finite.
+    Raises ConfigError for a folder without a run or whose run has left no model, a file of it that
+    is torn, a task without classes, or inputs of another shape or type, or that are not finite.
     """
-    config, problem = load_run(run)
-    return predict_with(run, config, problem, x)
+    _, problem = load_run(run)
+    return predict_with(run, problem, x)
 
 
 def load_run(run: Path) -> tuple[RunConfig, Problem]:
@@ -80,38 +85,33 @@ def load_run(run: Path) -> tuple[RunConfig, Problem]:
         raise ConfigError(str(error)) from error
 
 
-def predict_with(
-    run: Path, config: RunConfig, problem: Problem, x: np.ndarray | Tensor
-) -> Predictions:
+def predict_with(run: Path, problem: Problem, x: np.ndarray | Tensor) -> Predictions:
     """`predict` for a run that is loaded already."""
     inputs = _checked_inputs(problem, x)
-    model = problem.model
-    total = np.zeros((len(inputs), problem.task.num_classes))
-    total_entropy, samples = np.zeros(len(inputs)), 0
     try:
-        for sample in read_samples(run):
-            probabilities = class_probabilities(model, sample.state, inputs)
-            total += probabilities
-            total_entropy += entropy(probabilities)
-            samples += 1
-        if samples == 0:
-            raise ConfigError(f"{run} has no posterior samples: algorithm = {config.algorithm}")
-        point = class_probabilities(model, _final_state(run), inputs)
+        point = class_probabilities(problem.model, _final_state(run), inputs)
+        return _over_samples(run, problem.model, inputs, point)
     except ConfigError:
         raise
     except ValueError as error:
         # A torn file, or the samples of another model.
         raise ConfigError(f"{run} cannot be predicted with: {error}") from error
+
+
+def _over_samples(run: Path, model: FlatModel, inputs: Tensor, point: np.ndarray) -> Predictions:
+    total, total_entropy, samples = np.zeros_like(point), np.zeros(len(point)), 0
+    for sample in read_samples(run):
+        probabilities = class_probabilities(model, sample.state, inputs)
+        total += probabilities
+        total_entropy += entropy(probabilities)
+        samples += 1
+    if samples == 0:
+        return Predictions(point, entropy(point), np.zeros(len(point)), point, 0)
     mean = total / samples
     of_the_mean = entropy(mean)
-    return Predictions(
-        mean,
-        of_the_mean,
-        # It is never negative, but for rounding.
-        np.maximum(of_the_mean - total_entropy / samples, 0.0),
-        point,
-        samples,
-    )
+    # Mutual information is never negative, but for rounding.
+    information = np.maximum(of_the_mean - total_entropy / samples, 0.0)
+    return Predictions(mean, of_the_mean, information, point, samples)
 
 
 def class_probabilities(
@@ -142,7 +142,8 @@ def _checked_inputs(problem: Problem, x: np.ndarray | Tensor) -> Tensor:
         wrong = int((~torch.isfinite(inputs.to(dtype))).sum())
         if wrong:
             name = str(dtype).removeprefix("torch.")
-            raise ConfigError(f"x holds {wrong} values that are not finite in {name}")
+            values = "1 value that is" if wrong == 1 else f"{wrong} values that are"
+            raise ConfigError(f"x holds {values} not finite in {name}")
     return inputs
 
 
@@ -171,5 +172,9 @@ def _final_state(run: Path) -> dict[str, np.ndarray]:
         except (OSError, SafetensorError) as error:
             raise ValueError(f"{path} is not a model: {error}") from error
     # A run that was cut off: its last sample is the last model it left.
-    *_, last = read_samples(run)
-    return last.state
+    last = deque(read_samples(run), maxlen=1)
+    if not last:
+        raise ConfigError(
+            f"{run} has no model yet: checkpoints/final.safetensors is written when the run ends"
+        )
+    return last[0].state

@@ -83,6 +83,15 @@ def _posterior_runs(folder: Path) -> None:
         chain = folder / "runs" / f"chain-{number}"
         simulate(make_config({**values, "output-dir": str(chain)}), Console(quiet=True))
     (folder / "runs" / "my-run").symlink_to("chain-1")
+    _examples(folder)
+
+
+def _finished_run(folder: Path) -> None:
+    _a_run(folder)
+    _examples(folder)
+
+
+def _examples(folder: Path) -> None:
     generator = np.random.default_rng(0)
     x = generator.random((20, 1, 8, 8), dtype=np.float32)
     np.savez(folder / "examples.npz", x=x, y=generator.integers(0, 10, 20))
@@ -130,6 +139,7 @@ SETUPS: dict[str, Callable[[Path], None]] = {
     "a-run": _a_run,
     "dead-run": _dead_run,
     "posterior-runs": _posterior_runs,
+    "finished-run": _finished_run,
     "own-data": _own_data,
     "package": _package,
     "flower-project": _flower_project,

@@ -180,7 +180,7 @@ def test_the_command_writes_predictions_report_and_plots(
         ({"x": np.zeros((3, 2), dtype=int)}, "allowed are uint8 and floating"),
         ({"x": np.array([["a", "b"]])}, "x has dtype <U1: allowed are uint8 and floating"),
         ({"x": np.array([[1, np.nan], [np.inf, 0]])}, r"\.npz: x holds 2 values that are not fini"),
-        ({"x": np.array([[1e40, 0]])}, "x holds 1 values that are not finite in float32"),
+        ({"x": np.array([[1e40, 0]])}, "x holds 1 value that is not finite in float32"),
         ({"x": np.zeros((3, 2)), "y": np.zeros(3)}, "one integer for each"),
         ({"x": np.zeros((3, 2)), "y": np.array([0, 1, 7])}, "allowed are 0 to 2"),
     ],
@@ -192,12 +192,40 @@ def test_wrong_data_are_one_line(tmp_path: Path, arrays: dict[str, Any], expecte
     assert "\n" not in str(caught.value)
 
 
-def test_what_is_no_run_and_what_has_no_samples(tmp_path: Path) -> None:
+def test_what_is_no_run_and_what_has_no_model_yet(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is not a run folder"):
         predict(tmp_path, np.zeros((1, 2)))
     own_run(tmp_path / "run", samples=0)
-    with pytest.raises(ConfigError, match="has no posterior samples"):
+    (tmp_path / "run" / "checkpoints" / "final.safetensors").unlink()
+    with pytest.raises(ConfigError, match="has no model yet"):
         predict(tmp_path / "run", np.zeros((1, 2)))
+
+
+def test_a_run_without_samples_predicts_with_its_final_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    [state] = own_run(tmp_path / "run", samples=0)
+    x = np.random.default_rng(1).normal(size=(12, 2)).astype(np.float32)
+    expected = softmax_by_hand(state, x)
+    y = expected.argmax(axis=1)
+    y[0] = (y[0] + 1) % CLASSES
+    out = tmp_path / "predictions.npz"
+    predict_command(
+        tmp_path / "run", files(tmp_path, x=x, y=y), Console(width=200), out=out, ood=None
+    )
+    text = capsys.readouterr().out
+    assert "12 examples, the final model" in text
+    assert "posterior" not in text and "information" not in text
+    # One of twelve labels is wrong on purpose.
+    assert [line.split()[2] for line in text.splitlines() if line.startswith("final model")] == [
+        f"{11 / 12:.4f}"
+    ]
+    written = np.load(out)
+    assert sorted(written) == ["entropy", "probabilities"]
+    np.testing.assert_allclose(written["probabilities"], expected, rtol=1e-5)
+    np.testing.assert_allclose(
+        written["entropy"], [entropy_by_hand(p) for p in expected], rtol=1e-5
+    )
 
 
 @pytest.mark.parametrize("wrong", ["x", "y"])
