@@ -52,19 +52,23 @@ def over_sorted_columns(
     return result
 
 
-def weighted_sum(values: Tensor, weights: np.ndarray) -> Tensor:
-    """Σ_i weights_i · values_i as float64 [d], accumulated in float64, row after row.
+def weighted_sum(
+    values: Tensor, weights: np.ndarray, *, dtype: torch.dtype | None = None
+) -> Tensor:
+    """Σ_i weights_i · values_i [d], accumulated in float64, row after row, and rounded once.
 
     Args:
         values: finite float [K, d].
         weights: float64 [K].
+        dtype: of the sum; by default that of the values.
     """
     matrix = values.numpy()
     rows = np.flatnonzero(weights)
     # Rows that count for nothing are skipped where most do: else zeros cost less than a copy.
     few = 2 * len(rows) < len(weights)
     used = weights[rows] if few else weights
-    total = np.empty(matrix.shape[1])
+    result = torch.empty(matrix.shape[1], dtype=values.dtype if dtype is None else dtype)
+    out = result.numpy()
 
     def work(block: slice) -> None:
         # Not a product: a BLAS wants all of it in float64, and starts threads of its own.
@@ -72,10 +76,11 @@ def weighted_sum(values: Tensor, weights: np.ndarray) -> Tensor:
         # einsum goes through memory in its order: a transposed matrix would be rounded otherwise.
         if part.strides[1] != part.itemsize:
             part = np.ascontiguousarray(part)
-        np.einsum("i,ij->j", used, part, out=total[block])
+        # A block at a time: all of it in float64 would take 80 MB for 1e7 parameters.
+        out[block] = np.einsum("i,ij->j", used, part)
 
     _side_by_side(work, column_blocks(_SUM_TERMS, matrix.shape[1], 8))
-    return torch.from_numpy(total)
+    return result
 
 
 def _side_by_side(work: Callable[[slice], None], blocks: Iterator[slice]) -> None:

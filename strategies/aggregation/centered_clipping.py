@@ -58,7 +58,7 @@ def centered_clipping(
         far = distances > bound
         factors[far] = bound / distances[far]
         weights = weights * (1 - factors.mean()) + factors / len(values)
-    vector = weighted_sum(values, weights) + (1 - weights.sum()) * origin
+    vector = weighted_sum(values, weights, dtype=torch.float64) + (1 - weights.sum()) * origin
     survivors = torch.from_numpy(weights > 0)
     return Aggregate(vector.to(values.dtype), torch.from_numpy(weights), survivors, iterations)
 

@@ -47,7 +47,7 @@ def geometric_median(
     gram = centred_gram_matrix(values)
     start, scale = _central_start(gram)
     weights, iterations = _weiszfeld(gram, start, scale, smoothing, tolerance, max_iterations)
-    vector = weighted_sum(values, weights).to(values.dtype)
+    vector = weighted_sum(values, weights)
     return Aggregate(vector, torch.from_numpy(weights), torch.from_numpy(weights > 0), iterations)
 
 

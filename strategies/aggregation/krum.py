@@ -70,5 +70,5 @@ def _select(rule: str, values: Tensor, num_corrupt: int, num_selected: int | Non
     best = np.argsort(scores, kind="stable")[: num_selected or num_neighbours]
     weights = np.zeros(num_rows)
     weights[best] = 1 / len(best)
-    vector = weighted_sum(values, weights).to(values.dtype)
+    vector = weighted_sum(values, weights)
     return Aggregate(vector, torch.from_numpy(weights), torch.from_numpy(weights > 0))

@@ -26,7 +26,7 @@ def mean(updates: Any, weights: Any = None) -> Aggregate:
     """
     values = as_updates(updates)
     shares = np.full(len(values), 1 / len(values)) if weights is None else _shares(weights, values)
-    vector = weighted_sum(values, shares).to(values.dtype)
+    vector = weighted_sum(values, shares)
     return Aggregate(vector, torch.from_numpy(shares), torch.from_numpy(shares > 0))
 
 

@@ -83,7 +83,7 @@ def rage(
     weights, iterations = _filter(seen, enough, variance_bound)
     survivors = weights > 0
     averaging = weights if average == "weighted" else survivors.astype(np.float64)
-    vector = weighted_sum(values, averaging / averaging.sum()).to(values.dtype)
+    vector = weighted_sum(values, averaging / averaging.sum())
     return Aggregate(vector, torch.from_numpy(weights), torch.from_numpy(survivors), iterations)
 
 
