@@ -65,19 +65,39 @@ def absolute(name: str, *folders: Path) -> str:
     return f"{path}:{match['function']}"
 
 
-def keep(name: str, folder: Path) -> None:
-    """Copy the FILE of a relative FILE.py:FUNCTION to the same name below `folder`.
+def keep(key: str, name: str, folder: Path) -> None:
+    """Copy the FILE of FILE.py:FUNCTION, which a configuration has under `key`, into `folder`.
 
-    That is how a bundled app names its copy, which ends with the app. A file that is named
-    absolutely stays where it is; OSError where the copy cannot be written.
+    A relative FILE keeps its name there: that is how a bundled app names its copy, which ends with
+    the app. Another becomes own_code/KEY_FILE.py, as a bundled app would name it, for `kept` to
+    find when the user's own has changed or is gone. OSError where it cannot be written.
     """
     match = _NAME.fullmatch(name)
-    if match is None or Path(match["file"]).expanduser().is_absolute():
+    if match is None:
         return
-    source, target = _existing(match["file"]).resolve(), (folder / match["file"]).resolve()
+    source, target = _existing(match["file"]).resolve(), _copy(key, match["file"], folder)
     if source != target and target.is_relative_to(folder.resolve()):
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source, target)
+
+
+def kept(key: str, name: str, folder: Path) -> str:
+    """FILE.py:FUNCTION with FILE the copy that `keep` left in `folder`, where it did.
+
+    Without a copy, a relative FILE is taken from the working folder; any other name stays.
+    """
+    match = _NAME.fullmatch(name)
+    if match is None:
+        return name
+    copy = _copy(key, match["file"], folder)
+    return f"{copy}:{match['function']}" if copy.is_file() else absolute(name, Path.cwd())
+
+
+def _copy(key: str, file: str, folder: Path) -> Path:
+    path = Path(file).expanduser()
+    if path.is_absolute():
+        path = Path("own_code") / f"{key}_{path.name}"
+    return (folder / path).resolve()
 
 
 def failure(name: str, error: Exception) -> str:

@@ -7,7 +7,11 @@ from rich.console import Console
 
 from server_app.config import ConfigError
 
-app = typer.Typer(help="Settings from formulas instead of trials.", no_args_is_help=True)
+app = typer.Typer(
+    help="Settings from formulas instead of trials.\n\n"
+    "Example: blackthorn calibrate dp --epsilon 2 --rounds 100 --sample-rate 0.1",
+    no_args_is_help=True,
+)
 console = Console()
 
 _NAMES = {"pr": "FAT-Clipping-PR", "pi": "FAT-Clipping-PI"}

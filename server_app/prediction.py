@@ -10,7 +10,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 from torch import Tensor
 
-from attacks.own_code import absolute
+from attacks.own_code import kept
 from server_app.config import (
     OWN_CODE_KEYS,
     ConfigError,
@@ -77,7 +77,7 @@ def load_run(run: Path) -> tuple[RunConfig, Problem]:
     values = read_recipe(path)
     for key in OWN_CODE_KEYS:
         if isinstance(values.get(key), str):
-            values[key] = absolute(values[key], run, Path.cwd())
+            values[key] = kept(key, values[key], run)
     config = make_config(values)
     try:
         return config, load_problem(config)

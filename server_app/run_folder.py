@@ -122,7 +122,7 @@ class RunFolder:
         own = to_mapping(config.model_copy(update={"resume": ""}))
         (path / "config.toml").write_text(tomli_w.dumps(own), encoding="utf-8")
         for key in OWN_CODE_KEYS:
-            keep(str(own[key]), path)
+            keep(key, str(own[key]), path)
         if saved is not None:
             self._go_on(saved)
         elif config.state_every:

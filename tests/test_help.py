@@ -16,12 +16,10 @@ from launch.cli import app
 
 
 def commands(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """Paths of all commands that do something, such as ("calibrate", "dp")."""
-    children = getattr(command, "commands", None)
-    if children is None:
+    """Paths of all commands and groups of them, such as ("calibrate",) and ("calibrate", "dp")."""
+    if path:
         yield path
-        return
-    for name, child in children.items():
+    for name, child in getattr(command, "commands", {}).items():
         yield from commands(child, (*path, name))
 
 

@@ -289,3 +289,18 @@ def test_a_bundled_file_stays_in_the_run_folder(
     simulate(again, Console(quiet=True))
     for a, b in zip(final_model(code / "run"), final_model(code / "again"), strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+def test_a_simulation_keeps_the_code_that_it_ran(code: Path) -> None:
+    own = code / "my_model.py"
+    simulate(
+        configuration(code / "run", model=f"{own}:affine", num_server_rounds=1),
+        Console(quiet=True),
+    )
+    ran = own.read_text()
+    own.unlink()
+    copy = code / "run" / "own_code" / "model_my_model.py"
+    assert copy.read_text() == ran
+    loaded, problem = load_run(code / "run")
+    assert loaded.model == f"{copy}:affine"
+    assert problem.model is not None
