@@ -65,6 +65,8 @@ def client(
     for option, path in (("--ca", ca), ("--key", key), ("--data", data), ("--data-dir", data_dir)):
         if path is not None and not path.exists():
             raise ConfigError(f"{option} {path} does not exist")
+    if data is not None:
+        _check_examples(data.resolve())
     if ca is not None:
         from launch.probe import check_authority
 
@@ -107,6 +109,16 @@ class ClientSettings:
     patience: float
     program: str | None
     warm: bool
+
+
+def _check_examples(data: Path) -> None:
+    """What no run would take is refused before anybody is contacted. Raises ConfigError."""
+    from tasks.own_arrays import check_own_examples
+
+    try:
+        check_own_examples(data)
+    except ValueError as error:
+        raise ConfigError(f"--data: {error}") from error
 
 
 def _id_of_key(key: Path | None) -> int:

@@ -16,11 +16,10 @@ def read_npz(
     """The arrays of these names, the optional ones where they are there. Pickles are refused.
 
     Raises ValueError with the reason in one line, which does not name the path: for a file that
-    cannot be read or is damaged, a name that it lacks, or a member that is no array.
+    does not exist, cannot be read or is damaged, a name that it lacks, a member that is no array.
     """
     try:
-        if not zipfile.is_zipfile(path):
-            raise ValueError("it is no zip archive")
+        _check_archive(path)
         with np.load(path, allow_pickle=False) as archive:
             missing = [name for name in names if name not in archive]
             if missing:
@@ -35,3 +34,19 @@ def read_npz(
         if not isinstance(array, np.ndarray):
             raise ValueError(f"it has no array {name}: its {name} is no array of NumPy's")
     return arrays
+
+
+def _check_archive(path: Path) -> None:
+    """Raises ValueError, which tells a file that is not there from one that is no archive."""
+    if not path.exists():
+        raise ValueError("it does not exist")
+    if not path.is_file():
+        raise ValueError("it is a folder or a device")
+    try:
+        # By its path `is_zipfile` says False of a file that may not be read.
+        with path.open("rb") as file:
+            archive = zipfile.is_zipfile(file)
+    except OSError as error:
+        raise ValueError(f"it cannot be read: {error.strerror}") from error
+    if not archive:
+        raise ValueError("it is no zip archive")

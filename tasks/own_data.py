@@ -7,7 +7,13 @@ import torch
 from PIL import Image
 
 from tasks.datasets import Examples
-from tasks.npz_file import read_npz
+from tasks.own_arrays import (
+    check_pairs,
+    class_folders,
+    float_inputs,
+    read_own_arrays,
+    visible,
+)
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg")
 _CHANNEL_MODES = {1: "L", 3: "RGB"}
@@ -29,21 +35,9 @@ def load_own_data(path: str, input_shape: tuple[int, ...], num_classes: int) -> 
     location = Path(path).expanduser()
     if location.is_dir():
         x, y = _read_image_folder(location, input_shape, num_classes)
-    elif location.is_file():
-        x, y = _read_npz(location)
     else:
-        raise ValueError(f"data-path {path!r} does not exist: an .npz file or an image folder is")
+        x, y = read_own_arrays(location)
     return _checked(location, x, y, input_shape, num_classes)
-
-
-def _read_npz(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    try:
-        arrays = read_npz(path, ("x", "y"))
-    except ValueError as error:
-        raise ValueError(
-            f"data-path {str(path)!r} is not an .npz file with plain arrays x and y: {error}"
-        ) from error
-    return arrays["x"], arrays["y"]
 
 
 def _checked(
@@ -51,26 +45,19 @@ def _checked(
 ) -> Examples:
     where = f"data-path {str(path)!r}"
     if x.ndim == 0 or x.shape[1:] != tuple(input_shape):
-        raise ValueError(f"{where}: x has shape {x.shape}, allowed is (n, {_dims(input_shape)})")
-    if y.shape != x.shape[:1]:
-        raise ValueError(f"{where}: y has shape {y.shape}, allowed is ({len(x)},), as x")
-    if len(x) == 0:
-        raise ValueError(f"{where}: it holds 0 examples, at least 1 is needed")
-    if x.dtype != np.uint8 and x.dtype.kind != "f":
-        raise ValueError(f"{where}: x has dtype {x.dtype}, allowed are uint8 and float")
-    if y.dtype.kind not in "iu":
-        raise ValueError(f"{where}: y has dtype {y.dtype}, allowed are integers")
+        dims = _dims(input_shape)
+        raise ValueError(
+            f"{where}: x has shape {x.shape}, allowed is (n, {dims}): the task's input-shape is "
+            f"{dims.replace(' ', '')}"
+        )
+    check_pairs(where, x, y)
     if y.min() < 0 or y.max() >= num_classes:
         wrong = y.min() if y.min() < 0 else y.max()
-        raise ValueError(f"{where}: y holds {wrong}, allowed are 0 to {num_classes - 1}")
-    # A float64 beyond float32's range becomes inf here and is refused below.
-    with np.errstate(over="ignore"):
-        inputs = x.astype(np.float32)
-    if x.dtype == np.uint8:
-        inputs /= 255
-    if not np.isfinite(inputs).all():
-        count = int((~np.isfinite(inputs)).sum())
-        raise ValueError(f"{where}: x holds {count} values that are not finite in float32")
+        raise ValueError(
+            f"{where}: y holds {wrong}, allowed are 0 to {num_classes - 1}: the task's "
+            f"num-classes is {num_classes}"
+        )
+    inputs = float_inputs(where, x)
     return Examples(torch.from_numpy(inputs), torch.from_numpy(y.astype(np.int64)))
 
 
@@ -87,7 +74,7 @@ def _read_image_folder(
             f"{where}: an image folder cannot give inputs of shape ({_dims(input_shape)}), "
             "allowed are (1, height, width) and (3, height, width)"
         )
-    folders = sorted(entry for entry in path.iterdir() if entry.is_dir() and _visible(entry))
+    folders = class_folders(path)
     if len(folders) != num_classes:
         raise ValueError(
             f"{where}: it has {len(folders)} sub-folders, and there must be one for each of the "
@@ -96,16 +83,12 @@ def _read_image_folder(
     files = [
         (file, label)
         for label, folder in enumerate(folders)
-        for file in sorted(entry for entry in folder.iterdir() if _visible(entry))
+        for file in sorted(entry for entry in folder.iterdir() if visible(entry))
     ]
     x = np.empty((len(files), *input_shape), dtype=np.uint8)
     for row, (file, _) in zip(x, files, strict=True):
         row[:] = _read_image(file, input_shape)
     return x, np.array([label for _, label in files], dtype=np.int64)
-
-
-def _visible(entry: Path) -> bool:
-    return not entry.name.startswith(".")
 
 
 def _read_image(path: Path, input_shape: tuple[int, ...]) -> np.ndarray:

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from launch.addresses import Address, is_loopback, parse_address
@@ -51,6 +52,15 @@ def refusal(
         ),
         ("status --ca certs/server.key", "is not a certificate that can be read"),
         ("client --server localhost --ca certs/ca.crt --key nokey", "--key nokey does not exist"),
+        ("client --server localhost --insecure --client-id 0 --data no.npz", "--data no.npz does"),
+        (
+            "client --server localhost --insecure --client-id 0 --data certs/ca.crt",
+            "is not an .npz file with plain arrays x and y: it is no zip archive",
+        ),
+        (
+            "client --server localhost --insecure --client-id 0 --data wrong.npz",
+            "wrong.npz': y has dtype float64, allowed are integers",
+        ),
         ("client --server localhost:0 --ca certs/ca.crt", "--server localhost:0 is not allowed"),
         (
             "client --server localhost --insecure --key certs/clients/node0",
@@ -74,6 +84,7 @@ def test_a_mistake_is_one_line(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     make(Path("certs"), ["localhost"], ["node0"])
+    np.savez("wrong.npz", x=np.zeros((5, 2)), y=np.zeros(5))
     assert expected in refusal(monkeypatch, capsys, *arguments.split(" "))
 
 

@@ -9,6 +9,8 @@ import pytest
 import torch
 from PIL import Image
 
+from tasks.npz_file import read_npz
+from tasks.own_arrays import check_own_examples
 from tasks.own_data import load_own_data
 
 SHAPE = (1, 4, 3)
@@ -133,6 +135,36 @@ def test_a_member_that_is_no_array(tmp_path: Path) -> None:
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr("y.npy", "0 1 2 0 1")
     assert "no array y" in refusal(path)
+
+
+def test_what_no_run_would_take_is_known_without_a_run(tmp_path: Path) -> None:
+    path = tmp_path / "a.npz"
+    write_npz(path, **{**good(), "y": np.array([0, 1, 2, 3, 400])})
+    check_own_examples(path)
+    for arrays, expected in (
+        ({"x": np.ones(5)}, r"x has shape \(5,\), allowed is \(n, ...\)"),
+        ({"y": np.arange(4)}, r"y has shape \(4,\), allowed is \(5,\)"),
+        ({"y": np.zeros(5)}, "y has dtype float64, allowed are integers"),
+        ({"y": np.array([0, 1, 2, -1, 0])}, "y holds -1, allowed are integers from 0"),
+        ({"x": with_value(np.nan)}, "x holds 1 values that are not finite"),
+    ):
+        write_npz(path, **{**good(), **arrays})
+        with pytest.raises(ValueError, match=expected):
+            check_own_examples(path)
+    (tmp_path / "images").mkdir()
+    with pytest.raises(ValueError, match="it has no sub-folders, allowed is one for each class"):
+        check_own_examples(tmp_path / "images")
+    (tmp_path / "images" / "cat").mkdir()
+    check_own_examples(tmp_path / "images")
+
+
+def test_why_a_file_is_not_read(tmp_path: Path) -> None:
+    for path, expected in (
+        (tmp_path / "absent.npz", "^it does not exist$"),
+        (tmp_path, "^it is a folder or a device$"),
+    ):
+        with pytest.raises(ValueError, match=expected):
+            read_npz(path, ("x",))
 
 
 def test_no_such_path(tmp_path: Path) -> None:
