@@ -1,6 +1,8 @@
 """The ClientApp: one node's client trains, evaluates, and says who it is."""
 
+import logging
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 from flwr.app import ConfigRecord, Context, Message
@@ -16,6 +18,7 @@ from .dp_sgd import sample_epsilon, train_clients_privately
 from .langevin_training import langevin_training
 from .messages import (
     RoundRequest,
+    enrolment_refusal,
     enrolment_reply,
     evaluate_reply,
     read_round,
@@ -23,11 +26,14 @@ from .messages import (
     train_reply,
     trained_arrays,
 )
-from .node_data import NodeClient, load_node_client
+from .node_data import NodeClient, load_node_client, node_client_id
 from .private_update import noised_models
 from .training import LocalSGD, LocalSteps, client_generator, train_clients, training_device
 
 _TRAINED = "rounds-trained"
+_UNTOLD = "its examples cannot be used; under a privacy claim only its own output says why"
+
+logger = logging.getLogger("blackthorn")
 
 app = ClientApp()
 
@@ -62,9 +68,30 @@ def _node(context: Context) -> tuple[RunConfig, NodeClient]:
 
 @app.query()
 def enrol(message: Message, context: Context) -> Message:
-    """Answer which client this node holds, and how many examples it trains on."""
-    config, client = _node(context)
+    """Answer which client this node holds, and how many examples it trains on, or that it cannot.
+
+    Raises ValueError where the node does not even know its client.
+    """
+    try:
+        config, client = _node(context)
+    except ValueError as error:
+        return _refusal(message, context, error)
     return enrolment_reply(message, client.client_id, reported_count(config, client.shard))
+
+
+def _refusal(message: Message, context: Context, error: ValueError) -> Message:
+    """Say here why the client cannot take part, and to the server as much as it may know."""
+    client_id = node_client_id(context.node_config)
+    logger.error("client %d cannot take part in run %d: %s", client_id, context.run_id, error)
+    private = claims_privacy(make_config(context.run_config))
+    problem = _UNTOLD if private else _told_problem(context, error)
+    return enrolment_refusal(message, client_id, problem)
+
+
+def _told_problem(context: Context, error: ValueError) -> str:
+    """What the server is told: where on its machine a client keeps its data is its own affair."""
+    path = str(context.node_config.get("data-path", ""))
+    return str(error).replace(path, Path(path).name) if path else str(error)
 
 
 @app.train()

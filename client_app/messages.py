@@ -131,3 +131,9 @@ def enrolment_reply(message: Message, client_id: int, num_examples: int) -> Mess
     """The answer to the server's question which client this node holds."""
     record = MetricRecord({"client-id": client_id, "num-examples": num_examples})
     return Message(RecordDict({"metrics": record}), reply_to=message)
+
+
+def enrolment_refusal(message: Message, client_id: int, problem: str) -> Message:
+    """The answer of a node whose client cannot take part: an error reply would not name it."""
+    metrics, config = MetricRecord({"client-id": client_id}), ConfigRecord({"problem": problem})
+    return Message(RecordDict({"metrics": metrics, "config": config}), reply_to=message)

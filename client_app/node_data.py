@@ -34,14 +34,15 @@ def load_node_client(
     config: RunConfig, node_config: Mapping[str, bool | int | float | str]
 ) -> NodeClient:
     """The node's client. Raises ValueError with one line that says what the node lacks."""
-    client_id = _client_id(node_config)
+    client_id = node_client_id(node_config)
     data_dir = str(node_config.get("data-dir", config.data_dir))
     path = str(node_config.get("data-path", ""))
     poison = str(node_config.get("poison", ""))
     return _load(config.model_copy(update={"data_dir": data_dir}), client_id, path, poison)
 
 
-def _client_id(node_config: Mapping[str, bool | int | float | str]) -> int:
+def node_client_id(node_config: Mapping[str, bool | int | float | str]) -> int:
+    """The stable id of the node's client. Raises ValueError where the node has none."""
     for key in ("client-id", "partition-id"):
         value = node_config.get(key)
         if value is None:

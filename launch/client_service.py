@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _FORK_SERVER_SECONDS = 120.0
 _CONNECTED = re.compile(r"SuperNode ID: (\d+)")
+_CANNOT = re.compile(r"client \d+ cannot take part in run \d+: .*")
 _ROUND = re.compile(r"\[RUN (\d+), ROUND (\d+)\]")
 # Flower's codes: nodes must be registered, and: this node cannot be activated.
 _CODE = re.compile(r'"code": (\d+)')
@@ -82,7 +83,7 @@ def _supernode(
 def _superexec(apps: Address, secret: Path, env: Mapping[str, str]) -> Program:
     command = ["flower-superexec", "--insecure", "--plugin-type", "clientapp"]
     command += ["--appio-api-address", str(apps), "--superexec-auth-secret-file", str(secret)]
-    return Program("superexec", command, env)
+    return Program("superexec", command, env, on_line=AppWatch().line)
 
 
 def _node_config(settings: "ClientSettings") -> dict[str, Scalar]:
@@ -96,6 +97,20 @@ def _node_config(settings: "ClientSettings") -> dict[str, Scalar]:
     if settings.data_dir is not None:
         config["data-dir"] = str(settings.data_dir)
     return config
+
+
+class AppWatch:
+    """Follows the ClientApps' output: says once a run why this client cannot take part."""
+
+    def __init__(self) -> None:
+        self._said = ""
+
+    def line(self, line: str) -> None:
+        """Take in a line of the apps' output."""
+        found = _CANNOT.search(line)
+        if found and found.group() != self._said:
+            self._said = found.group()
+            say(self._said)
 
 
 class Watch:

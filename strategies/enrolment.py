@@ -19,17 +19,28 @@ from .link import LinkDown, call_within
 from .screening import RejectedReply, content_of, one_line, read_count, scalar_metrics
 
 CLIENT_ID = "client-id"
+# The entry in which a node says why its client cannot take part.
+PROBLEM = "problem"
 MAX_CLIENT_ID = 2**31 - 1
 _MAX_ATTEMPTS = 3
 _POLL_SECONDS = 0.5
 # How long a round waits for new nodes that may hold a client that is missing.
 _GRACE_SECONDS = 5.0
+_MOST_PROBLEMS = 5
 
 logger = logging.getLogger("blackthorn")
 
 
 class NotEnoughClients(RuntimeError):
-    """Too few clients enrolled in time; the message says who is missing."""
+    """Too few clients enrolled in time; the message says who is missing, and why if they said."""
+
+
+class CannotTakePart(RejectedReply):
+    """A node's own word that its client cannot take part; the message is its reason."""
+
+    def __init__(self, client_id: int, problem: str) -> None:
+        super().__init__(problem)
+        self.client_id = client_id
 
 
 @dataclass(frozen=True)
@@ -61,6 +72,8 @@ class ClientRegistry:
         self._online: set[int] = set()
         self._attempts: dict[int, int] = {}
         self._asked: dict[int, AwaitedReply] = {}
+        # What was wrong with the last answer, by who gave it: "client 1", or "node 4711".
+        self._problems: dict[str, str] = {}
         # Nodes that hold a client which another node holds too, in the order of their answers.
         self._waiting: dict[int, Client] = {}
 
@@ -117,6 +130,8 @@ class ClientRegistry:
             new_nodes = self._online - self._clients.keys()
             self._clients.update((node, Client(node, node, None)) for node in new_nodes)
             return set()
+        # A client that comes back under its key may have been given other examples.
+        self._attempts = {n: tries for n, tries in self._attempts.items() if n in self._online}
         self._take_answers()
         self._take_over()
         holders = {client.node_id for client in self._clients.values()}
@@ -146,12 +161,9 @@ class ClientRegistry:
             if delivery.message is None:
                 raise RejectedReply(delivery.problem)
             client_id, num_examples = read_enrolment(delivery.message)
-            if self._population is not None and client_id >= self._population:
-                raise RejectedReply(
-                    f"client-id = {client_id} is not one of the run's {self._population} clients"
-                )
+            self._check_population(client_id)
         except RejectedReply as rejection:
-            logger.warning("node %s did not enrol: %s", node, one_line(str(rejection)))
+            self._note_problem(delivery, rejection)
             return
         client = Client(client_id, node, num_examples)
         holder = self._clients.get(client_id)
@@ -163,6 +175,24 @@ class ClientRegistry:
         logger.warning(
             "node %s refused: client %d %s node %s", node, client_id, state, holder.node_id
         )
+
+    def _check_population(self, client_id: int) -> None:
+        """Raises RejectedReply for a client that is none of the run's."""
+        if self._population is not None and client_id >= self._population:
+            raise RejectedReply(
+                f"client-id = {client_id} is not one of the run's {self._population} clients"
+            )
+
+    def _note_problem(self, delivery: Delivery, rejection: RejectedReply) -> None:
+        """Log why a node did not enrol; what it answered itself is for the final refusal too."""
+        who = node = f"node {delivery.client}"
+        # A word about a client that is there is not that client's word.
+        if isinstance(rejection, CannotTakePart) and rejection.client_id not in self.online():
+            who = f"client {rejection.client_id}"
+        problem = one_line(str(rejection))
+        logger.warning("%s did not enrol: %s", who if who == node else f"{who} on {node}", problem)
+        if delivery.message is not None:
+            self._problems[who] = problem
 
     def _is_free(self, holder: Client) -> bool:
         """Whether another node may hold the client from now on."""
@@ -181,6 +211,8 @@ class ClientRegistry:
                 self._assign(client)
 
     def _assign(self, client: Client) -> None:
+        for who in (f"client {client.client_id}", f"node {client.node_id}"):
+            self._problems.pop(who, None)
         # A client that comes back keeps the weight it enrolled with first.
         before = self._clients.get(client.client_id, client)
         self._clients[client.client_id] = Client(
@@ -192,7 +224,8 @@ class ClientRegistry:
         """Wait until `num_clients` are enrolled, at most `timeout` seconds.
 
         Goes on with a warning if at least `minimum` are there by then; raises NotEnoughClients
-        if not. Both name the clients that are missing.
+        if not. Both name the clients that are missing, and what was wrong with nodes' answers. Who
+        answers with an error is waited for all the same: it may come back with other examples.
         """
         deadline = time.monotonic() + timeout
         while True:
@@ -203,7 +236,7 @@ class ClientRegistry:
                 break
             time.sleep(min(_POLL_SECONDS, max(0.0, deadline - time.monotonic())))
         state = f"{len(self.online())} of {num_clients} clients connected within {timeout:g} s"
-        state += self._missing(num_clients)
+        state += self._missing(num_clients) + self._reasons()
         if len(self.online()) < max(1, minimum):
             raise NotEnoughClients(state)
         logger.warning("%s; going on with those", state)
@@ -233,17 +266,32 @@ class ClientRegistry:
         missing = sorted(set(range(num_clients)) - set(self.online()))
         return f"; missing: {_shorten(missing)}" if missing else ""
 
+    def _reasons(self) -> str:
+        told = [f"; {who}: {problem}" for who, problem in self._problems.items()]
+        left = len(told) - _MOST_PROBLEMS
+        return "".join(told[:_MOST_PROBLEMS]) + (f"; and {left} more" if left > 0 else "")
+
 
 def read_enrolment(message: Message) -> tuple[int, int]:
     """Client id and number of examples (1 if it declares none) from a node's answer.
 
-    Raises RejectedReply.
+    Raises RejectedReply, CannotTakePart where the node says that its client cannot.
     """
     content = content_of(message)
     value = scalar_metrics(content).get(CLIENT_ID, -1.0)
     if not 0 <= value <= MAX_CLIENT_ID or value != int(value):
         raise RejectedReply(f"client-id = {value:g} is not an integer from 0 to 2^31 - 1")
+    problem = _problem(content)
+    if problem is not None:
+        raise CannotTakePart(int(value), problem)
     return int(value), read_count(content) or 1
+
+
+def _problem(content: RecordDict) -> str | None:
+    for record in content.values():
+        if isinstance(record, ConfigRecord) and isinstance(record.get(PROBLEM), str):
+            return str(record[PROBLEM])
+    return None
 
 
 def _query(node: int, timeout: float) -> Message:

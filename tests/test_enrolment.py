@@ -209,6 +209,67 @@ def test_a_node_that_fails_at_first_enrols_later() -> None:
     assert settle(registry, MemoryGrid({100: flaky})) == [6]
 
 
+def cannot(client_id: Any, problem: str) -> Answer:
+    """A node that answers that its client cannot take part."""
+
+    def answer(message: Message) -> Message:
+        metrics = MetricRecord({"client-id": client_id})
+        config = ConfigRecord({"problem": problem})
+        return Message(RecordDict({"m": metrics, "c": config}), reply_to=message)
+
+    return answer
+
+
+def test_why_a_client_cannot_take_part_is_said_at_once_and_in_the_end(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    nodes = {100: holds(0), 101: cannot(1, "a.npz: x\nis bad"), 102: LYING["error"]}
+    registry = ClientRegistry("query")
+    with caplog.at_level(logging.WARNING, "blackthorn"), pytest.raises(NotEnoughClients) as caught:
+        registry.wait_for(MemoryGrid(nodes), 3, 2, SHORT)
+    assert str(caught.value) == (
+        "1 of 3 clients connected within 1 s; missing: 1, 2; client 1: a.npz: x is bad; "
+        "node 102: error 2: no data"
+    )
+    said = {record.getMessage() for record in caplog.records}
+    assert said == {
+        "client 1 on node 101 did not enrol: a.npz: x is bad",
+        "node 102 did not enrol: error 2: no data",
+    }
+
+
+def test_a_client_that_comes_back_with_other_examples_enrols() -> None:
+    """Under its key it is the same node; what was wrong with it is forgotten."""
+    grid = MemoryGrid({101: cannot(1, "bad")})
+    registry = ClientRegistry("key")
+    assert settle(registry, grid) == []
+    assert queries(grid).count(101) == 3
+    grid.nodes = {}
+    settle(registry, grid)
+    grid.nodes = {101: holds(1)}
+    assert settle(registry, grid) == [1]
+    with pytest.raises(NotEnoughClients) as caught:
+        registry.wait_for(grid, 2, 2, 0.0)
+    assert str(caught.value).endswith("; missing: 0")
+
+
+def test_nobody_speaks_for_a_client_that_is_there(caplog: pytest.LogCaptureFixture) -> None:
+    grid = MemoryGrid({100: holds(1)})
+    registry = ClientRegistry("query")
+    settle(registry, grid)
+    grid.nodes[200] = cannot(1, "bad")
+    with caplog.at_level(logging.WARNING, "blackthorn"):
+        assert settle(registry, grid) == [1]
+    assert {r.getMessage() for r in caplog.records} == {"node 200 did not enrol: bad"}
+
+
+def test_many_reasons_are_cut_short() -> None:
+    nodes: dict[int, Answer] = {100 + i: cannot(i, f"bad {i}") for i in range(9)}
+    with pytest.raises(NotEnoughClients) as caught:
+        ClientRegistry("query").wait_for(MemoryGrid(nodes), 9, 1, SHORT)
+    assert str(caught.value).endswith("; client 4: bad 4; and 4 more")
+
+
 def test_a_client_that_declares_no_count_weighs_one_example() -> None:
     message = holds(5)(Message(RecordDict(), 100, "query"))
     assert message is not None

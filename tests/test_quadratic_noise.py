@@ -19,6 +19,7 @@ from server_app.build import build_strategy
 from server_app.config import ConfigError, RunConfig, make_config, to_mapping
 from server_app.run import prepare
 from simulation.engine import EngineGrid
+from strategies.enrolment import CannotTakePart, read_enrolment
 from strategies.reports import RoundReport
 from tasks.noise_laws import NoiseLaw
 from tasks.problem import load_problem
@@ -207,8 +208,12 @@ def test_a_node_s_own_data_are_refused() -> None:
     context = Context(
         1, 5, {"partition-id": 0, "data-path": "x.npz"}, RecordDict(), to_mapping(configuration())
     )
+    reply = app(Message(RecordDict(), 5, "query"), context)
+    with pytest.raises(CannotTakePart, match="takes no examples of a node's own") as refused:
+        read_enrolment(reply)
+    assert refused.value.client_id == 0
     with pytest.raises(ValueError, match="takes no examples of a node's own"):
-        app(Message(RecordDict(), 5, "query"), context)
+        app(Message(RecordDict(), 5, "train"), context)
 
 
 def test_the_recipe_runs(repository: Path, tmp_path: Path) -> None:
