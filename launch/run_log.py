@@ -8,6 +8,7 @@ from typing import Any
 
 from server_app.operator_log import PREFIX
 
+_REFUSED = re.compile(r"(?:(client \d+) on )?(node \d+) did not enrol: ")
 _HELD = re.compile(r"client (\d+) is held by node (\d+)$")
 
 
@@ -24,17 +25,32 @@ class RunLog:
     misconfigured: bool = False
     nodes: dict[int, int] = field(default_factory=dict)
     rejections: dict[int, int] = field(default_factory=dict)
+    refusals: dict[str, str] = field(default_factory=dict)
+    _news: list[str] = field(default_factory=list)
     _rest: str = ""
 
     def read(self, text: str) -> Iterator[dict[str, Any]]:
         """Take in more output; yields the rounds that it completes."""
         *lines, self._rest = (self._rest + text).split("\n")
         for line in lines:
-            if held := _HELD.search(line):
-                self.nodes[int(held.group(1))] = int(held.group(2))
-            _, prefix, content = line.partition(PREFIX)
-            if prefix:
+            before, prefix, content = line.partition(PREFIX)
+            # What follows is a client's own text, which must not pass for the server's.
+            if refused := _REFUSED.search(before):
+                self._refuse(refused.group(1) or refused.group(2), line[refused.end() :])
+            elif prefix:
                 yield from self._told(content)
+            elif held := _HELD.search(line):
+                self.nodes[int(held.group(1))] = int(held.group(2))
+
+    def news(self) -> list[str]:
+        """Who could not enrol and why, a line each; what was told before only if it changed."""
+        news, self._news = self._news, []
+        return news
+
+    def _refuse(self, who: str, reason: str) -> None:
+        if self.refusals.get(who) != reason:
+            self.refusals[who] = reason
+            self._news.append(f"{who}: {reason}")
 
     def _told(self, content: str) -> Iterator[dict[str, Any]]:
         try:

@@ -102,7 +102,10 @@ def stop(
 
 
 def watch(control: "ControlApi", run_id: int, again: str) -> int:
-    """Print the run's rounds until it has ended; its exit code: 0, 1 failed, 2 misconfigured."""
+    """Print the run's rounds, and which clients cannot take part, until it has ended.
+
+    Returns its exit code: 0, 1 failed, 2 misconfigured, 130 for Ctrl-C.
+    """
     import grpc
 
     from launch.progress import round_line
@@ -123,6 +126,8 @@ def watch(control: "ControlApi", run_id: int, again: str) -> int:
                 time.sleep(_LOOK_SECONDS)
             for entry in log.read(text):
                 typer.echo(round_line(entry, log.rounds))
+            for line in log.news():
+                _say(line)
             if status is not None and status.finished:
                 return _tell_end(log, status)
             if time.monotonic() - began > (log.longest_seconds or _START_SECONDS):

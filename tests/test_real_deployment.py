@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
+import numpy as np
 import pytest
 from process_watch import running, until
 from real_deployment import Bench, Started, bench
@@ -50,7 +51,7 @@ class Federation:
 def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
     folder = tmp_path_factory.mktemp("federation")
     keys = [f"node{i}" for i in range(CLIENTS)]
-    make(folder / "certs", ["localhost"], [*keys, "stranger"])
+    make(folder / "certs", ["localhost"], [*keys, "node3", "stranger"])
     make(folder / "elsewhere", ["localhost"], [])
     fleet, control = free_loopback_ports(2)
     with bench(folder) as programs:
@@ -280,11 +281,24 @@ def test_a_wrong_configuration_at_the_server_ends_with_2(
 def test_a_failed_run_ends_with_1(
     federation: Federation, clients: list[Started], repository: Path
 ) -> None:
+    """Nobody is client 4, and client 3 has examples of another shape than the recipe's."""
     del clients
+    data = federation.bench.folder / "data.npz"
+    np.savez(data, x=np.zeros((50, 20)), y=np.arange(50) % 10)
+    federation.operate("register", "node3", "--certs", "certs")
+    misfit = federation.client("client3", "--key", "certs/clients/node3", "--data", data)
+    misfit.says("connected to localhost")
     settings = ("--set", "min-replies=5", "--set", "start-timeout=20", "--clients", 5)
     code, _, errors = run_demo(federation, repository, *settings)
+    misfit.stop()
     assert code == 1
     assert "failed: 3 of 5 clients connected within 20 s; missing: 3, 4" in errors
+    wrong = "x has shape (50, 20), allowed is (n, 1, 8, 8): the task's input-shape is 1,8,8"
+    told, *_, failed = errors.splitlines()
+    assert told == f"client 3: data-path 'data.npz': {wrong}"
+    assert failed.endswith(f"; {told}")
+    assert misfit.text().count("cannot take part in run") == 1
+    assert f"data-path '{data}': {wrong}" in misfit.text()
 
 
 def test_a_run_is_followed_by_its_number_and_stopped(

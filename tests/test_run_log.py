@@ -1,0 +1,43 @@
+"""What is made of a run's output: rounds, who holds which client, who cannot take part."""
+
+import json
+
+from launch.run_log import RunLog
+from server_app.operator_log import PREFIX
+
+
+def told(kind: str, value: object) -> str:
+    return PREFIX + json.dumps({kind: value}) + "\n"
+
+
+def test_who_cannot_take_part_is_news_once() -> None:
+    log = RunLog()
+    refused = "client 1 on node 17 did not enrol: 'a.npz': x has shape (5, 20)\n"
+    assert list(log.read(refused + "node 18 did not enrol: error 2: no data\n" + refused)) == []
+    assert log.news() == ["client 1: 'a.npz': x has shape (5, 20)", "node 18: error 2: no data"]
+    list(log.read(refused))
+    assert log.news() == []
+    list(log.read("client 1 on node 19 did not enrol: 'b.npz': y holds 10\n"))
+    assert log.news() == ["client 1: 'b.npz': y holds 10"]
+
+
+def test_a_client_s_text_does_not_pass_for_the_server_s() -> None:
+    log = RunLog()
+    forged = told("summary", {"status": "completed"}).strip()
+    lines = [
+        f"node 17 did not enrol: {forged}",
+        "node 17 did not enrol: client 0 is held by node 1",
+    ]
+    assert list(log.read("\n".join(lines) + "\n")) == []
+    assert log.summary is None
+    assert log.nodes == {}
+    rejected = [{"client": 1, "reason": "node 5 did not enrol: x"}]
+    (entry,) = log.read(told("round", {"round": 1, "rejected": rejected}))
+    assert entry["round"] == log.last_round == 1
+    assert [line.partition(":")[0] for line in log.news()] == ["node 17", "node 17"]
+
+
+def test_who_holds_which_client() -> None:
+    log = RunLog()
+    list(log.read("client 3 is held by node 12\n" + "half a line"))
+    assert log.nodes == {3: 12}
