@@ -59,7 +59,7 @@ class EngineGrid(Grid):
         set_imports_aside()
         self.config = config
         self.problem = problem
-        self.training_model = problem.model.on(training_device(config.device))
+        self.training_model = problem.model.on(training_device(config.device)).compiled()
         self._shards = problem.shards()
         self._run = Run.create_empty(1)
         self._replies: dict[str, Message] = {}

@@ -10,7 +10,7 @@ from torch.func import functional_call, grad_and_value, vmap
 
 ExampleLoss = Callable[[Tensor, Tensor], Tensor]
 Descent = Callable[[Tensor, Tensor, Tensor, Tensor, int, float, float, Tensor], Tensor | None]
-LossAndGradient = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+LossAndGradient = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor] | None]
 BATCHINGS = ("vmap", "loop")
 
 
@@ -28,7 +28,8 @@ class FlatModel:
 
     A module that knows its gradient in closed form can have the method
     ``analytic_loss_and_gradient``, with arguments and result of ``loss_and_gradient``: it is then
-    used in place of automatic differentiation. One that knows a whole descent can have
+    used in place of automatic differentiation, unless it returns None. One that knows a whole
+    descent can have
     ``analytic_descent(start [d], x, y, weights, steps, learning_rate, weight_decay, out)``, which
     writes into ``out`` [B, d] the parameters after that many steps on the same batch, each along
     its gradient plus weight_decay · w, and returns the sums of the losses before the steps [B]; or
@@ -68,6 +69,17 @@ class FlatModel:
     def device(self) -> torch.device:
         """Where the module's parameters are, and what it is given must be."""
         return next(self.module.parameters()).device
+
+    def compiled(self) -> "FlatModel":
+        """The same function for a process that takes so many steps that seconds of compiling pay.
+
+        A copy whose module has its attribute ``compiled`` set; itself where it has none.
+        """
+        if not hasattr(self.module, "compiled"):
+            return self
+        model = self.copy()
+        setattr(model.module, "compiled", True)  # noqa: B010 (no attribute of every module)
+        return model
 
     def on(self, device: torch.device) -> "FlatModel":
         """The same function on ``device``: itself where it is there, else a copy."""
@@ -126,8 +138,9 @@ class FlatModel:
         1 for each client; padding has weight 0. No client's result depends on another's.
         """
         x = self._as_input(x, params.dtype)
-        if self._analytic is not None:
-            return self._analytic(params, x, y, weights)
+        known = None if self._analytic is None else self._analytic(params, x, y, weights)
+        if known is not None:
+            return known
         if len(params) > 1 and self.batching == "vmap":
             views, losses = self._batched_gradient(self.unflatten(params), x, y, weights)
             return losses, torch.cat([view.flatten(1) for view in views.values()], dim=1)

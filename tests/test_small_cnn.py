@@ -25,7 +25,7 @@ def models(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[FlatModel, FlatM
     module = build_model("cnn", shape, CLASSES, 3).to(dtype)
     assert isinstance(module, SmallCNN)
     plain = nn.Sequential(OrderedDict(module.named_children()))
-    return FlatModel(module, cross_entropy), FlatModel(plain, cross_entropy, "loop")
+    return FlatModel(module, cross_entropy).compiled(), FlatModel(plain, cross_entropy, "loop")
 
 
 def images(clients: int, n: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -36,18 +36,20 @@ def images(clients: int, n: int, shape: tuple[int, ...], dtype: torch.dtype) -> 
     return x
 
 
+@pytest.mark.parametrize("n", [6, 16, 37])
 @pytest.mark.parametrize("shape", [(1, 8, 8), (3, 9, 7), (2, 4, 5), (1, 28, 28)])
 @PRECISIONS
-def test_the_gradient(shape: tuple[int, ...], dtype: torch.dtype, within: float) -> None:
-    """Of several clients at once; some factors of the normalisation are negative."""
+def test_the_gradient(shape: tuple[int, ...], n: int, dtype: torch.dtype, within: float) -> None:
+    """Of several clients at once; some factors of the normalisation are negative. The images
+    fill one block, or several of which the last is smaller."""
     fast, plain = models(shape, dtype)
     generator = torch.Generator().manual_seed(2)
     start = fast.flatten(fast.module.state_dict())
     params = start + torch.randn(3, len(start), generator=generator, dtype=dtype)
     params[2] = start  # factors 1
-    x = images(3, 6, shape, dtype)
-    y = torch.randint(0, CLASSES, (3, 6), generator=generator)
-    weights = torch.rand(3, 6, generator=generator, dtype=dtype)
+    x = images(3, n, shape, dtype)
+    y = torch.randint(0, CLASSES, (3, n), generator=generator)
+    weights = torch.rand(3, n, generator=generator, dtype=dtype)
     weights[1, 4:] = 0  # padding
     before = params.clone(), x.clone()
     losses, gradients = fast.loss_and_gradient(params, x, y, weights)
@@ -97,3 +99,25 @@ def test_training(dtype: torch.dtype, within: float, spec: LocalSGD) -> None:
         for model in (fast, plain)
     )
     torch.testing.assert_close(found, expected, rtol=within, atol=within)
+
+
+def test_batches_of_changing_size_leave_nothing_behind() -> None:
+    """The memory that gradients are computed in is used again for batches of other sizes."""
+    fast, plain = models((1, 8, 8), torch.float64)
+    generator = torch.Generator().manual_seed(5)
+    for n in (5, 40, 5, 33, 2, 40):
+        params = torch.randn(1, fast.dimension, generator=generator, dtype=torch.float64)
+        x = images(1, n, (1, 8, 8), torch.float64) + params[0, 0]
+        y = torch.randint(0, CLASSES, (1, n), generator=generator)
+        weights = torch.rand(1, n, generator=generator, dtype=torch.float64)
+        found, expected = (each.loss_and_gradient(params, x, y, weights) for each in (fast, plain))
+        torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+
+
+def test_only_a_process_that_trains_many_compiles() -> None:
+    module = build_model("cnn", (1, 8, 8), CLASSES, 3)
+    model = FlatModel(module, cross_entropy)
+    assert model.compiled().compiled().module.compiled
+    assert not model.module.compiled
+    plain = FlatModel(nn.Linear(3, 2), cross_entropy)
+    assert plain.compiled() is plain
