@@ -49,7 +49,7 @@ class GradientRoom:
 
     def gradient(
         self, params: Tensor, x: Tensor, y: Tensor, weights: Tensor, into: Tensor
-    ) -> Tensor:
+    ) -> float:
         """Σ_j weights_j · cross-entropy of image j; its gradient goes ``into`` [d].
 
         Args:
@@ -63,7 +63,7 @@ class GradientRoom:
         start = first.size + second.size
         dense, gradients = (_dense_views(vector[start:], x.shape) for vector in (params, into))
         into[start:] = 0
-        loss = x.new_zeros(())
+        loss = 0.0
         for images, labels, shares in zip(
             x.split(_BLOCK), y.split(_BLOCK), weights.split(_BLOCK), strict=True
         ):
@@ -104,6 +104,11 @@ class _Layer:
         # [9 C, O] for windows, row by row.
         self.matrix = torch.empty(9 * channels, out, dtype=dtype)
         self.moved = torch.empty_like(self.matrix)
+        # Of the window's upper, middle and lower row. Views are made once: a step is so short that
+        # making them anew would be a tenth of it.
+        self.parts = self.matrix.chunk(3)
+        self.parts_across = [part.T for part in self.parts]
+        self.moved_parts = self.moved.chunk(3)
         self.size = self.matrix.numel() + 3 * out
         self._norm, self._sums = np.empty((2, 3, out), self.matrix.numpy().dtype)
         self._kernel = (out, channels, 9)
@@ -190,8 +195,12 @@ class _Block:
         self._y_flat, self._deltas_flat = (
             each.view(-1, _FIRST) for each in (self._first.y, self._first.deltas)
         )
+        self._windows_across = self._windows.T
         self._seen = _seen(self._rows, self._second.y)
         self._seen_moved = _seen(self._rows_moved, self._second.deltas)
+        self._seen_across = [seen.T for seen, _ in self._seen]
+        self._flat_features = self._features.flatten(1)
+        self._features_there = self._features.numpy()
         self._arrays = [
             each.numpy()
             for each in (self._first.out, self._rows, self._rows_moved, self._first.below)
@@ -203,29 +212,32 @@ class _Block:
     def forward(self, x: Tensor, first: _Layer, second: _Layer) -> Tensor:
         """The features [n, O H' W'] of images x [n, C, H, W], in the order of nn.Flatten."""
         kernels.windows(x.numpy(), self._padded, self._windows_there)
-        torch.mm(self._windows.T, first.matrix, out=self._y_flat)
+        torch.mm(self._windows_across, first.matrix, out=self._y_flat)
         self._first.forward(first)
         kernels.with_neighbours(self._arrays[0], self._arrays[1])
-        above, level, below = second.matrix.chunk(3)
+        above, level, below = second.parts
         upper, middle, lower = self._seen
         torch.mm(middle[0], level, out=middle[1])
         upper[1].addmm_(upper[0], above)
         lower[1].addmm_(lower[0], below)
         self._second.forward(second)
-        kernels.transposed(self._out, self._features.numpy())
-        return self._features.flatten(1)
+        kernels.transposed(self._out, self._features_there)
+        return self._flat_features
 
     def backward(self, gradient: Tensor, first: _Layer, second: _Layer) -> None:
         """Adds to the layers' gradients those of a gradient [n, O H' W'] for the features."""
-        kernels.transposed_back(gradient.view_as(self._features).numpy(), self._below)
+        there = gradient.numpy().reshape(self._features_there.shape)
+        kernels.transposed_back(there, self._below)
         self._second.backward(second)
-        matrices, sums = second.matrix.chunk(3), second.moved.chunk(3)
-        for into, (seen, _), (_, own) in zip(sums, self._seen, self._seen_moved, strict=True):
-            into.addmm_(seen.T, own)
         upper, middle, lower = self._seen_moved
-        torch.mm(middle[1], matrices[1].T, out=middle[0])
-        upper[0].addmm_(upper[1], matrices[0].T)
-        lower[0].addmm_(lower[1], matrices[2].T)
+        for into, seen, (_, own) in zip(
+            second.moved_parts, self._seen_across, self._seen_moved, strict=True
+        ):
+            into.addmm_(seen, own)
+        above, level, below = second.parts_across
+        torch.mm(middle[1], level, out=middle[0])
+        upper[0].addmm_(upper[1], above)
+        lower[0].addmm_(lower[1], below)
         kernels.from_neighbours(self._arrays[2], self._arrays[3])
         self._first.backward(first)
         first.moved.addmm_(self._windows, self._deltas_flat)
@@ -253,16 +265,13 @@ def _classify(
     y: Tensor,
     weights: Tensor,
     into: tuple[Tensor, ...],
-) -> tuple[Tensor, Tensor]:
+) -> tuple[float, Tensor]:
     """The loss of the dense layers on features [n, p], and its gradient for those; the gradients
     for the layers are added ``into``."""
     matrix, bias, last_matrix, last_bias = views
     hidden = torch.addmm(bias, features, matrix.T).relu_()
-    logs = torch.log_softmax(torch.addmm(last_bias, hidden, last_matrix.T), dim=1)
-    labels = y[:, None]
-    loss = -torch.dot(weights, logs.gather(1, labels)[:, 0])
-    last = logs.exp_().scatter_add_(1, labels, -torch.ones_like(logs[:, :1]))
-    last *= weights[:, None]
+    last = torch.addmm(last_bias, hidden, last_matrix.T)
+    loss = kernels.cross_entropy(last.numpy(), y.numpy(), weights.numpy())
     # On unpredictable masks torch.where is slower.
     deltas = torch.ops.aten.threshold_backward(last @ last_matrix, hidden, 0)
     into[0].addmm_(deltas.T, features)

@@ -272,3 +272,23 @@ def _spread(
             seen, into = y[p], moved[p]
             for k in range(columns):
                 into[k] = seen[k] * slope[k] + constant[k]
+
+
+@_compiled
+def cross_entropy(logits: _Array, y: _Array, weights: _Array) -> float:
+    """Σ_j weights_j · cross-entropy of logits [n, classes] with labels y [n], in float64; the
+    logits become its gradient for them."""
+    total = 0.0
+    for j in range(len(logits)):
+        row, weight = logits[j], weights[j]
+        highest = row.max()
+        chosen = row[y[j]] - highest
+        summed = row.dtype.type(0)
+        for c in range(len(row)):
+            row[c] = np.exp(row[c] - highest)
+            summed += row[c]
+        total += float(weight) * (np.log(float(summed)) - float(chosen))
+        for c in range(len(row)):
+            row[c] *= weight / summed
+        row[y[j]] -= weight
+    return total
