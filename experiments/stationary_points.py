@@ -115,7 +115,7 @@ def table_4_claim(ends: Mapping[str, Sequence[float]]) -> Claim:
     for name, (_, expected) in TABLE_4.items():
         worst = max(ends[name], key=lambda end: abs(end - expected))
         holds = abs(worst - expected) <= TOLERANCE
-        findings.append(Finding(name, f"{worst:.7f}", f"{expected:.7f}", holds))
+        findings.append(Finding(name, f"{round(worst, 7) + 0.0:.7f}", f"{expected:.7f}", holds))
     return Claim(
         "The stationary points of Table 4: clipping may help FedAvg or hurt it.",
         findings,
