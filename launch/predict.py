@@ -75,7 +75,9 @@ def read_examples(path: Path) -> tuple[np.ndarray, np.ndarray | None]:
     try:
         arrays = read_npz(path, ("x",), optional=("y",))
     except ValueError as error:
-        raise ConfigError(f"data {path} is not an .npz file with an array x: {error}") from error
+        raise ConfigError(
+            f"data {path} cannot be read as an .npz file with an array x: {error}"
+        ) from error
     return arrays["x"], arrays.get("y")
 
 

@@ -248,7 +248,7 @@ def test_an_archive_that_was_damaged(tmp_path: Path) -> None:
     damaged = bytearray(path.read_bytes())
     damaged[2000:2400] = b"\xff" * 400
     path.write_bytes(damaged)
-    with pytest.raises(ConfigError, match=r"is not an \.npz file with an array x"):
+    with pytest.raises(ConfigError, match=r"cannot be read as an \.npz file with an array x"):
         predict_command(tmp_path / "run", path, Console(quiet=True))
 
 
