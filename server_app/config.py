@@ -21,6 +21,8 @@ Scalar = bool | int | float | str
 OWN_CODE_KEYS = ("model", "aggregator", "attack")
 # Just below the largest float32.
 _LARGEST_RATE = 3e38
+# Just above the smallest float32 of full precision: the server divides by the rate.
+_SMALLEST_RATE = 1.2e-38
 
 CLIPPING_ALGORITHMS = (
     *("fat-clipping-pr", "fat-clipping-pi", "ce-fedavg", "model-clipping"),
@@ -425,10 +427,10 @@ class RunConfig(BaseModel):
         _check_participation(self)
         _check_quorum(self)
         _check_oversampling(self)
-        if self.local_lr > _LARGEST_RATE:
+        if not _SMALLEST_RATE <= self.local_lr <= _LARGEST_RATE:
             raise ValueError(
-                f"local-lr = {self.local_lr} is not allowed: at most {_LARGEST_RATE:g}, since "
-                "training is in float32"
+                f"local-lr = {self.local_lr} is not allowed: {_SMALLEST_RATE:g} to "
+                f"{_LARGEST_RATE:g}, since training is in float32"
             )
         _check_clipping(self)
         _check_langevin(self)
@@ -443,10 +445,10 @@ class RunConfig(BaseModel):
 
 def _check_adversary(config: RunConfig) -> None:
     check_robustness(config, expected_cohort(config))
-    if config.num_byzantine > config.num_clients:
+    if config.num_byzantine >= config.num_clients:
         raise ValueError(
-            f"num-byzantine = {config.num_byzantine} is not allowed: at most num-clients "
-            f"= {config.num_clients}"
+            f"num-byzantine = {config.num_byzantine} is not allowed: fewer than num-clients "
+            f"= {config.num_clients}, one of whom must be honest"
         )
     if config.num_byzantine and config.attack == "none":
         raise ValueError(

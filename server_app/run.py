@@ -33,6 +33,7 @@ from server_app.run_folder import RunFolder, choose_folder, create_folder
 from server_app.run_report import publish
 from server_app.state_files import Saved
 from server_app.tracking import check_tracking, make_trackers
+from server_app.unused_keys import unused_settings
 from strategies import NotEnoughClients, PrivacyPlan
 from strategies.array_codec import decode
 from strategies.frame import EvaluateFn, Observer
@@ -65,7 +66,8 @@ class PreparedRun:
         """What people are to know before it starts, a line each."""
         ledger = new_ledger(self.config, self.plan, self.folder)
         goes_on = None if self.saved is None else how_it_goes_on(self.saved)
-        return [note for note in (ledger, goes_on) if note is not None]
+        told = [note for note in (ledger, goes_on) if note is not None]
+        return [*unused_settings(self.config), *told]
 
 
 def prepare(config: RunConfig) -> PreparedRun:

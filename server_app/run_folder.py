@@ -31,12 +31,14 @@ SUMMARY = "summary.json"
 STATE_SECONDS = 0.25
 # ... and where a large model's state takes longer, at most this share of a run's time.
 STATE_SHARE = 0.05
+_WRITTEN = ("config.toml", "clients.jsonl", "operator.jsonl", "checkpoints", "plots", "report.html")
 
 
 def choose_folder(config: RunConfig) -> Path:
     """Where a run goes: resume, output-dir, or a new folder under runs/. Creates nothing.
 
-    Raises ConfigError if output-dir already holds a run or cannot be written.
+    Raises ConfigError if output-dir already holds a run or what a run would write over, or cannot
+    be written.
     """
     if config.resume:
         return Path(config.resume).expanduser()
@@ -48,6 +50,12 @@ def choose_folder(config: RunConfig) -> Path:
         if (folder / METRICS).exists() or (folder / SUMMARY).exists():
             raise ConfigError(
                 f"output-dir = {config.output_dir} already holds a run: choose another folder"
+            )
+        # Somebody else's: a run would write over it.
+        taken = [name for name in _WRITTEN if (folder / name).exists()]
+        if taken:
+            raise ConfigError(
+                f"output-dir = {config.output_dir} already has {taken[0]}: choose another folder"
             )
         parent = next(p for p in (folder, *folder.absolute().parents) if p.exists())
     except OSError as error:
