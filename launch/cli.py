@@ -194,8 +194,20 @@ def reproduce(
 @app.command()
 def predict(
     run: Annotated[Path, typer.Argument(help="Run folder of a finished run.")],
-    data: Annotated[Path, typer.Option(help="An .npz file: x, and y where it is known.")],
-    out: Annotated[Path | None, typer.Option(help="An .npz file for all predictions.")] = None,
+    data: Annotated[
+        Path,
+        typer.Option(
+            help="An .npz file: x [n, *shape] as the model was trained on it (bytes count as "
+            "0 to 1), and y where it is known."
+        ),
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="An .npz file for all predictions (probabilities, entropy; of posterior samples "
+            "also mutual_information and point); plots go beside it."
+        ),
+    ] = None,
     ood: Annotated[
         Path | None, typer.Option(help="Examples from elsewhere: a histogram of entropies.")
     ] = None,

@@ -389,7 +389,7 @@ class RunConfig(BaseModel):
         "after its last state.",
     )
     output_dir: str = Field(
-        "", description="Run folder; empty: a new folder under runs/ where the server runs."
+        "", description="The run's own folder; empty: a new one under runs/ where the server runs."
     )
     round_timeout: float = Field(
         120.0, gt=0, description="Seconds until a round's replies are due."
@@ -445,10 +445,10 @@ class RunConfig(BaseModel):
 
 def _check_adversary(config: RunConfig) -> None:
     check_robustness(config, expected_cohort(config))
-    if config.num_byzantine >= config.num_clients:
+    if config.num_byzantine > config.num_clients:
         raise ValueError(
-            f"num-byzantine = {config.num_byzantine} is not allowed: fewer than num-clients "
-            f"= {config.num_clients}, one of whom must be honest"
+            f"num-byzantine = {config.num_byzantine} is not allowed: at most num-clients "
+            f"= {config.num_clients}"
         )
     if config.num_byzantine and config.attack == "none":
         raise ValueError(

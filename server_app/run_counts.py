@@ -52,7 +52,7 @@ class Counts:
             _count(self.failures["replies"], rejection.reason)
         if report.skipped:
             self.rounds_skipped += 1
-            self.last_skip = report.skipped
+            self.last_skip = _why(report, report.skipped)
             _count(self.failures["rounds"], report.skipped)
 
     def values(self) -> dict[str, Any]:
@@ -63,6 +63,15 @@ class Counts:
         """Go on from another run's `values`."""
         for name, value in values.items():
             setattr(self, name, value)
+
+
+def _why(report: RoundReport, skipped: str) -> str:
+    """Why the round was skipped, with one of the rejections that led to it where that may be
+    told: nobody learns what a single client sent in a private run."""
+    if not report.rejected or report.confidential:
+        return skipped
+    first = report.rejected[0]
+    return f"{skipped}; client {first.client} was rejected: {first.reason}"
 
 
 def failures_in(entries: Sequence[Mapping[str, Any]]) -> Failures:

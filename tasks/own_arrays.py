@@ -63,7 +63,8 @@ def float_inputs(where: str, x: np.ndarray) -> np.ndarray:
         inputs /= 255
     if not np.isfinite(inputs).all():
         count = int((~np.isfinite(inputs)).sum())
-        raise ValueError(f"{where}: x holds {count} values that are not finite in float32")
+        values = "1 value that is" if count == 1 else f"{count} values that are"
+        raise ValueError(f"{where}: x holds {values} not finite in float32")
     return inputs
 
 

@@ -69,7 +69,7 @@ def test_a_run_in_which_nothing_can_be_aggregated_has_failed(
     repository: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
-    settings = ["num-byzantine=4", "attack=raise", "min-replies=20", "num-server-rounds=2"]
+    settings = ["num-clients=4", "num-byzantine=4", "attack=raise", "num-server-rounds=2"]
     arguments = [word for setting in settings for word in ("--set", setting)]
     recipe = str(repository / "recipes" / "demo.toml")
     done = blackthorn(repository, "simulate", recipe, *arguments, "--output-dir", str(folder))

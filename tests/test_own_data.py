@@ -78,9 +78,9 @@ def with_value(value: float, dtype: type = np.float32) -> np.ndarray:
         ({"y": np.full(5, 2**63, dtype=np.uint64)}, "y holds 9223372036854775808"),
         ({"y": np.zeros(5)}, "y has dtype float64, allowed are integers"),
         ({"y": np.zeros(5, dtype=bool)}, "y has dtype bool"),
-        ({"x": with_value(np.nan)}, "x holds 1 values that are not finite"),
-        ({"x": with_value(-np.inf)}, "x holds 1 values that are not finite"),
-        ({"x": with_value(1e300, np.float64)}, "x holds 1 values that are not finite"),
+        ({"x": with_value(np.nan)}, "x holds 1 value that is not finite"),
+        ({"x": with_value(-np.inf)}, "x holds 1 value that is not finite"),
+        ({"x": with_value(1e300, np.float64)}, "x holds 1 value that is not finite"),
         ({"x": np.ones((5, *SHAPE), dtype=np.int64)}, "x has dtype int64, allowed are uint8 and"),
         ({"x": np.ones((5, *SHAPE), dtype=complex)}, "x has dtype complex128"),
     ],
@@ -146,7 +146,7 @@ def test_what_no_run_would_take_is_known_without_a_run(tmp_path: Path) -> None:
         ({"y": np.arange(4)}, r"y has shape \(4,\), allowed is \(5,\)"),
         ({"y": np.zeros(5)}, "y has dtype float64, allowed are integers"),
         ({"y": np.array([0, 1, 2, -1, 0])}, "y holds -1, allowed are integers from 0"),
-        ({"x": with_value(np.nan)}, "x holds 1 values that are not finite"),
+        ({"x": with_value(np.nan)}, "x holds 1 value that is not finite"),
     ):
         write_npz(path, **{**good(), **arrays})
         with pytest.raises(ValueError, match=expected):
