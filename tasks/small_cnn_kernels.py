@@ -176,7 +176,9 @@ def normalise(
             upper, lower = max(one[k] * s, two[k] * s), max(three[k] * s, four[k] * s)
             value = max(upper, lower) * s + offset[k]
             won[k] = value
-            into[k] = max(value * gain[k] + add[k], zero)
+            scaled = value * gain[k] + add[k]
+            # In this order, so that what is no number stays none.
+            into[k] = zero if scaled <= zero else scaled
 
 
 @_compiled
@@ -204,7 +206,7 @@ def normalise_backward(
     for q in range(len(out)):
         own, value, won = gradient[q], out[q], highest[q]
         for k in range(columns):
-            kept = own[k] if value[k] > zero else zero
+            kept = zero if value[k] <= zero else own[k]
             own[k] = kept
             total[k] += kept
             along[k] += kept * won[k]
@@ -277,10 +279,13 @@ def _spread(
 @_compiled
 def cross_entropy(logits: _Array, y: _Array, weights: _Array) -> float:
     """Σ_j weights_j · cross-entropy of logits [n, classes] with labels y [n], in float64; the
-    logits become its gradient for them."""
+    logits become its gradient for them. Raises IndexError for a label that is no class."""
     total = 0.0
     for j in range(len(logits)):
         row, weight = logits[j], weights[j]
+        # Nothing else would notice: compiled code reads and writes whatever lies there.
+        if not 0 <= y[j] < len(row):
+            raise IndexError("a label is not one of the classes")
         highest = row.max()
         chosen = row[y[j]] - highest
         summed = row.dtype.type(0)

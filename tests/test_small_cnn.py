@@ -121,3 +121,28 @@ def test_only_a_process_that_trains_many_compiles() -> None:
     assert not model.module.compiled
     plain = FlatModel(nn.Linear(3, 2), cross_entropy)
     assert plain.compiled() is plain
+
+
+@pytest.mark.parametrize("name", ["conv1.weight", "norm1.bias", "conv2.bias", "dense.weight"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_model_that_diverged_has_no_finite_loss(name: str, value: float) -> None:
+    fast, plain = models((1, 8, 8), torch.float32)
+    state = {key: entry.clone() for key, entry in fast.module.state_dict().items()}
+    state[name].view(-1)[0] = value
+    params, x = fast.flatten(state)[None], images(1, 5, (1, 8, 8), torch.float32)
+    y, weights = torch.tensor([[0, 1, 2, 3, 0]]), torch.full((1, 5), 0.2)
+    (loss, gradient), (expected, _) = (
+        each.loss_and_gradient(params, x, y, weights) for each in (fast, plain)
+    )
+    assert not expected.isfinite().all()
+    assert not loss.isfinite().all()
+    assert not gradient.isfinite().all()
+
+
+def test_a_label_that_is_no_class_is_refused() -> None:
+    fast, _ = models((1, 8, 8), torch.float32)
+    params = fast.flatten(fast.module.state_dict())[None]
+    x, weights = images(1, 2, (1, 8, 8), torch.float32), torch.full((1, 2), 0.5)
+    for label in (-1, CLASSES):
+        with pytest.raises(IndexError, match="not one of the classes"):
+            fast.loss_and_gradient(params, x, torch.tensor([[0, label]]), weights)
