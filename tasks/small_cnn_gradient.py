@@ -110,26 +110,17 @@ class _Layer:
         self.parts_across = [part.T for part in self.parts]
         self.moved_parts = self.moved.chunk(3)
         self.size = self.matrix.numel() + 3 * out
-        self._norm, self._sums = np.empty((2, 3, out), self.matrix.numpy().dtype)
+        # b, γ and β [3, O], and their gradients.
+        self.norm, self.sums = np.empty((2, 3, out), self.matrix.numpy().dtype)
         self._kernel = (out, channels, 9)
-
-    @property
-    def norm(self) -> _Array:
-        """b, γ and β [3, O]."""
-        return self._norm
-
-    @property
-    def sums(self) -> _Array:
-        """The gradients of b, γ and β [3, O]."""
-        return self._sums
 
     def load(self, params: Tensor) -> None:
         """From the kernel [O, C, 3, 3], b, γ and β, one after the other in [size]."""
         kernel, norm = np.split(params.numpy(), [self.matrix.numel()])
         matrix = kernel.reshape(self._kernel).transpose(2, 1, 0)
         self.matrix.numpy().reshape(matrix.shape)[:] = matrix
-        self._norm[:] = norm.reshape(self._norm.shape)
-        self._sums[:] = 0
+        self.norm[:] = norm.reshape(self.norm.shape)
+        self.sums[:] = 0
         self.moved.zero_()
 
     def store(self, into: Tensor) -> None:
@@ -139,7 +130,7 @@ class _Layer:
         kernel.reshape(self._kernel)[:] = (
             self.moved.numpy().reshape(9, channels, out).transpose(2, 1, 0)
         )
-        norm.reshape(self._sums.shape)[:] = self._sums
+        norm.reshape(self.sums.shape)[:] = self.sums
 
 
 class _Activations:
@@ -189,22 +180,20 @@ class _Block:
         self._windows_there = self._windows.view(-1, height, width, n).numpy()
         # With each pixel its left and right neighbour [H, W, n, 3 C]: what a row of its window
         # sees; and the gradient for that.
-        self._rows = x.new_empty(*half, n, 3 * _FIRST)
-        self._rows_moved = torch.empty_like(self._rows)
+        rows = x.new_empty(*half, n, 3 * _FIRST)
+        rows_moved = torch.empty_like(rows)
         self._features = x.new_empty(n, _SECOND, half[0] // 2 * (half[1] // 2))
         self._y_flat, self._deltas_flat = (
             each.view(-1, _FIRST) for each in (self._first.y, self._first.deltas)
         )
         self._windows_across = self._windows.T
-        self._seen = _seen(self._rows, self._second.y)
-        self._seen_moved = _seen(self._rows_moved, self._second.deltas)
+        self._seen = _seen(rows, self._second.y)
+        self._seen_moved = _seen(rows_moved, self._second.deltas)
         self._seen_across = [seen.T for seen, _ in self._seen]
         self._flat_features = self._features.flatten(1)
         self._features_there = self._features.numpy()
-        self._arrays = [
-            each.numpy()
-            for each in (self._first.out, self._rows, self._rows_moved, self._first.below)
-        ]
+        self._pooled, self._pooled_below = self._first.out.numpy(), self._first.below.numpy()
+        self._neighbours, self._neighbours_moved = rows.numpy(), rows_moved.numpy()
         self._out, self._below = (
             each.flatten(0, 1).numpy() for each in (self._second.out, self._second.below)
         )
@@ -214,7 +203,7 @@ class _Block:
         kernels.windows(x.numpy(), self._padded, self._windows_there)
         torch.mm(self._windows_across, first.matrix, out=self._y_flat)
         self._first.forward(first)
-        kernels.with_neighbours(self._arrays[0], self._arrays[1])
+        kernels.with_neighbours(self._pooled, self._neighbours)
         above, level, below = second.parts
         upper, middle, lower = self._seen
         torch.mm(middle[0], level, out=middle[1])
@@ -227,7 +216,7 @@ class _Block:
     def backward(self, gradient: Tensor, first: _Layer, second: _Layer) -> None:
         """Adds to the layers' gradients those of a gradient [n, O H' W'] for the features."""
         there = gradient.numpy().reshape(self._features_there.shape)
-        kernels.transposed_back(there, self._below)
+        self._below[:] = there.transpose(2, 0, 1)
         self._second.backward(second)
         upper, middle, lower = self._seen_moved
         for into, seen, (_, own) in zip(
@@ -238,7 +227,7 @@ class _Block:
         torch.mm(middle[1], level, out=middle[0])
         upper[0].addmm_(upper[1], above)
         lower[0].addmm_(lower[1], below)
-        kernels.from_neighbours(self._arrays[2], self._arrays[3])
+        kernels.from_neighbours(self._neighbours_moved, self._pooled_below)
         self._first.backward(first)
         first.moved.addmm_(self._windows, self._deltas_flat)
 
