@@ -9,7 +9,9 @@ from torch import Tensor, nn
 if TYPE_CHECKING:
     from tasks.small_cnn_gradient import GradientRoom
 
-_GROUPS = 4
+# Channels of the convolutions, units of the dense layer, and the groups of channels: what
+# small_cnn_gradient.py computes with, too.
+FIRST, SECOND, HIDDEN, GROUPS = 16, 32, 64, 4
 
 
 class ChannelsLast(nn.Module):
@@ -45,19 +47,19 @@ class SmallCNN(nn.Sequential):
         channels, height, width = input_shape
         super().__init__(
             OrderedDict(
-                conv1=nn.Conv2d(channels, 16, 3, padding=1),
+                conv1=nn.Conv2d(channels, FIRST, 3, padding=1),
                 layout1=ChannelsLast(),
-                norm1=nn.GroupNorm(_GROUPS, 16),
+                norm1=nn.GroupNorm(GROUPS, FIRST),
                 pool1=nn.MaxPool2d(2),
                 relu1=nn.ReLU(),
-                conv2=nn.Conv2d(16, 32, 3, padding=1),
-                norm2=nn.GroupNorm(_GROUPS, 32),
+                conv2=nn.Conv2d(FIRST, SECOND, 3, padding=1),
+                norm2=nn.GroupNorm(GROUPS, SECOND),
                 pool2=nn.MaxPool2d(2),
                 relu2=nn.ReLU(),
                 flatten=nn.Flatten(),
-                dense=nn.Linear(32 * (height // 4) * (width // 4), 64),
+                dense=nn.Linear(SECOND * (height // 4) * (width // 4), HIDDEN),
                 relu3=nn.ReLU(),
-                output=nn.Linear(64, num_classes),
+                output=nn.Linear(HIDDEN, num_classes),
             )
         )
         self._room: GradientRoom | None = None

@@ -27,9 +27,9 @@ import torch
 from torch import Tensor
 
 from tasks import small_cnn_kernels as kernels
+from tasks.small_cnn import FIRST, GROUPS, HIDDEN, SECOND
 
 _BLOCK = 32  # images
-_FIRST, _SECOND, _HIDDEN = 16, 32, 64  # channels of the convolutions, units of the dense layer
 _Array = np.ndarray[Any, Any]
 
 
@@ -79,8 +79,8 @@ class GradientRoom:
     def _loaded(self, params: Tensor, channels: int) -> "tuple[_Layer, _Layer]":
         if self._layers is None or self._layers[0].matrix.dtype != params.dtype:
             self._layers = (
-                _Layer(channels, _FIRST, params.dtype),
-                _Layer(_FIRST, _SECOND, params.dtype),
+                _Layer(channels, FIRST, params.dtype),
+                _Layer(FIRST, SECOND, params.dtype),
             )
         first, second = self._layers
         first.load(params[: first.size])
@@ -150,13 +150,16 @@ class _Activations:
 
     def forward(self, layer: _Layer) -> None:
         """From `y` to `out`."""
-        kernels.normalise(self._y, self._width, layer.norm, self._facts, self._highest, self._out)
+        kernels.normalise(
+            self._y, self._width, GROUPS, layer.norm, self._facts, self._highest, self._out
+        )
 
     def backward(self, layer: _Layer) -> None:
         """From the gradient `below`, which is overwritten, to `deltas`; adds to the layer's."""
         kernels.normalise_backward(
             self._y,
             self._width,
+            GROUPS,
             layer.norm,
             self._facts,
             self._highest,
@@ -173,18 +176,18 @@ class _Block:
     def __init__(self, x: Tensor) -> None:
         n, channels, height, width = x.shape
         half = height // 2, width // 2
-        self._first = _Activations(x, height, width, n, _FIRST)
-        self._second = _Activations(x, *half, n, _SECOND)
+        self._first = _Activations(x, height, width, n, FIRST)
+        self._second = _Activations(x, *half, n, SECOND)
         self._padded = x.new_zeros(channels, height + 2, width + 2, n).numpy()
         self._windows = x.new_empty(9 * channels, height * width * n)
         self._windows_there = self._windows.view(-1, height, width, n).numpy()
         # With each pixel its left and right neighbour [H, W, n, 3 C]: what a row of its window
         # sees; and the gradient for that.
-        rows = x.new_empty(*half, n, 3 * _FIRST)
+        rows = x.new_empty(*half, n, 3 * FIRST)
         rows_moved = torch.empty_like(rows)
-        self._features = x.new_empty(n, _SECOND, half[0] // 2 * (half[1] // 2))
+        self._features = x.new_empty(n, SECOND, half[0] // 2 * (half[1] // 2))
         self._y_flat, self._deltas_flat = (
-            each.view(-1, _FIRST) for each in (self._first.y, self._first.deltas)
+            each.view(-1, FIRST) for each in (self._first.y, self._first.deltas)
         )
         self._windows_across = self._windows.T
         self._seen = _seen(rows, self._second.y)
@@ -241,11 +244,11 @@ def _seen(rows: Tensor, pixels: Tensor) -> list[tuple[Tensor, Tensor]]:
 
 def _dense_views(vector: Tensor, shape: torch.Size) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The parameters of the dense layers, for images of a shape [n, C, H, W]."""
-    inputs = _SECOND * (shape[2] // 4) * (shape[3] // 4)
-    classes = (len(vector) - _HIDDEN * (inputs + 1)) // (_HIDDEN + 1)
-    sizes = (_HIDDEN * inputs, _HIDDEN, classes * _HIDDEN, classes)
+    inputs = SECOND * (shape[2] // 4) * (shape[3] // 4)
+    classes = (len(vector) - HIDDEN * (inputs + 1)) // (HIDDEN + 1)
+    sizes = (HIDDEN * inputs, HIDDEN, classes * HIDDEN, classes)
     matrix, bias, last_matrix, last_bias = vector.split(sizes)
-    return matrix.view(_HIDDEN, -1), bias, last_matrix.view(-1, _HIDDEN), last_bias
+    return matrix.view(HIDDEN, -1), bias, last_matrix.view(-1, HIDDEN), last_bias
 
 
 def _classify(

@@ -11,7 +11,6 @@ from typing import Any, TypeVar, cast
 import numpy as np
 from numba import njit
 
-GROUPS = 4
 EPSILON = 1e-5  # GroupNorm's own
 
 _Kernel = TypeVar("_Kernel", bound=Callable[..., Any])
@@ -123,6 +122,7 @@ def _moments(y: _Array, means: _Array, variances: _Array) -> None:
 def normalise(
     y: _Array,
     width: int,
+    groups: int,
     norm: _Array,
     facts: _Array,
     highest: _Array,
@@ -130,15 +130,16 @@ def normalise(
 ) -> None:
     """Bias, normalisation, pooling and ReLU of y [p, k], images of `width` pixels a row.
 
-    `norm` [3, C] is b, γ and β. Written for the way back: `facts` [4, k], for each column its mean
-    m over the pixels, the offset b − m of its group, r, and the sign of γ; `highest` [p', k], the
-    value y + offset that won each window, and `out` [p', k] behind it.
+    `groups` of channels are normalised together; `norm` [3, C] is b, γ and β. Written for the way
+    back: `facts` [4, k], for each column its mean m over the pixels, the offset b − m of its group,
+    r, and the sign of γ; `highest` [p', k], the value y + offset that won each window, and `out`
+    [p', k] behind it.
     """
     bias, scale, shift = norm[0], norm[1], norm[2]
     means, offset, factor, sign = facts[0], facts[1], facts[2], facts[3]
     zero = y.dtype.type(0)
     channels, columns = len(bias), len(means)
-    size = channels // GROUPS
+    size = channels // groups
     gain, add, variances = np.empty_like(means), np.empty_like(means), np.empty_like(means)
     _moments(y, means, variances)
     for first in range(0, columns, size):
@@ -176,6 +177,7 @@ def normalise(
 def normalise_backward(
     y: _Array,
     width: int,
+    groups: int,
     norm: _Array,
     facts: _Array,
     highest: _Array,
@@ -192,7 +194,7 @@ def normalise_backward(
     means, offset, factor, sign = facts[0], facts[1], facts[2], facts[3]
     zero = y.dtype.type(0)
     channels, columns, pixels = norm.shape[1], len(means), len(y)
-    size = channels // GROUPS
+    size = channels // groups
     total, along = np.zeros_like(means), np.zeros_like(means)
     for q in range(len(out)):
         own, value, won = gradient[q], out[q], highest[q]
