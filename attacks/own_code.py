@@ -93,11 +93,14 @@ def kept(key: str, name: str, folder: Path) -> str:
     return f"{copy}:{match['function']}" if copy.is_file() else absolute(name, Path.cwd())
 
 
+def copy_name(key: str, file: str) -> Path:
+    """Where an app or a run folder has its copy of the FILE that is configured under `key`."""
+    return Path("own_code") / f"{key}_{Path(file).name}"
+
+
 def _copy(key: str, file: str, folder: Path) -> Path:
     path = Path(file).expanduser()
-    if path.is_absolute():
-        path = Path("own_code") / f"{key}_{path.name}"
-    return (folder / path).resolve()
+    return (folder / (copy_name(key, file) if path.is_absolute() else path)).resolve()
 
 
 def failure(name: str, error: Exception) -> str:

@@ -39,7 +39,7 @@ def bundle_own_code(
 
     Returns the configuration with the names that the copies have for whoever gets the bundle.
     """
-    from attacks.own_code import is_own_code
+    from attacks.own_code import copy_name, is_own_code
 
     changed = dict(run_config)
     for key in keys:
@@ -47,7 +47,7 @@ def bundle_own_code(
         if not is_own_code(name):
             continue
         file, _, function = name.rpartition(":")
-        copy = Path("own_code") / f"{key}_{Path(file).name}"
+        copy = copy_name(key, file)
         (app / copy).parent.mkdir(exist_ok=True)
         shutil.copy2(file, app / copy)
         changed[key] = f"{copy.as_posix()}:{function}"
