@@ -31,7 +31,7 @@ SUMMARY = "summary.json"
 STATE_SECONDS = 0.25
 # ... and where a large model's state takes longer, at most this share of a run's time.
 STATE_SHARE = 0.05
-_WRITTEN = ("config.toml", "clients.jsonl", "operator.jsonl", "checkpoints", "plots", "report.html")
+_WRITTEN = ("config.toml", CLIENTS, OPERATOR, "checkpoints", "plots", "report.html")
 
 
 def choose_folder(config: RunConfig) -> Path:
