@@ -21,6 +21,7 @@ from server_app.config import (
 from server_app.posterior_store import read_samples
 from tasks.flat_model import FlatModel
 from tasks.labelled import LabelledTask
+from tasks.own_arrays import not_finite
 from tasks.problem import Problem, load_problem
 
 _BATCH = 4096
@@ -139,11 +140,9 @@ def _checked_inputs(problem: Problem, x: np.ndarray | Tensor) -> Tensor:
     # What the model computes with: a float64 beyond float32's range is infinite to it.
     dtype = next(problem.model.module.parameters()).dtype
     if inputs.is_floating_point():
-        wrong = int((~torch.isfinite(inputs.to(dtype))).sum())
-        if wrong:
-            name = str(dtype).removeprefix("torch.")
-            values = "1 value that is" if wrong == 1 else f"{wrong} values that are"
-            raise ConfigError(f"x holds {values} not finite in {name}")
+        problem = not_finite(inputs.to(dtype).numpy())
+        if problem:
+            raise ConfigError(problem)
     return inputs
 
 

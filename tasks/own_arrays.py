@@ -61,11 +61,17 @@ def float_inputs(where: str, x: np.ndarray) -> np.ndarray:
         inputs = x.astype(np.float32)
     if x.dtype == np.uint8:
         inputs /= 255
-    if not np.isfinite(inputs).all():
-        count = int((~np.isfinite(inputs)).sum())
-        values = "1 value that is" if count == 1 else f"{count} values that are"
-        raise ValueError(f"{where}: x holds {values} not finite in float32")
+    problem = not_finite(inputs)
+    if problem:
+        raise ValueError(f"{where}: {problem}")
     return inputs
+
+
+def not_finite(x: np.ndarray) -> str:
+    """What to say of float inputs x that hold infinities or NaN; empty where they do not."""
+    count = int((~np.isfinite(x)).sum())
+    values = "1 value that is" if count == 1 else f"{count} values that are"
+    return f"x holds {values} not finite in {x.dtype}" if count else ""
 
 
 def class_folders(path: Path) -> list[Path]:
