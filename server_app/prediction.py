@@ -140,9 +140,9 @@ def _checked_inputs(problem: Problem, x: np.ndarray | Tensor) -> Tensor:
     # What the model computes with: a float64 beyond float32's range is infinite to it.
     dtype = next(problem.model.module.parameters()).dtype
     if inputs.is_floating_point():
-        problem = not_finite(inputs.to(dtype).numpy())
-        if problem:
-            raise ConfigError(problem)
+        wrong = not_finite(inputs.to(dtype).numpy())
+        if wrong:
+            raise ConfigError(wrong)
     return inputs
 
 
