@@ -1,10 +1,10 @@
 """The in-process engine beside Flower's Ray simulation and pfl-research with two processes.
 
-    python -m benchmarks.engine_against_peers [--rounds 7] [--peer-rounds 4]
+    python -m benchmarks.engine_against_peers [--rounds 7] [--peer-rounds 4] [--turns 2]
 
 The unit is a client update: a client's local steps, and its share of all that makes a round. Every
 system runs in processes of its own; its first round, in which workers load data, does not count.
-Nobody evaluates. pfl is not among our dependencies: `pip install pfl`.
+They run in turns, so that a machine that becomes slower does so for all. Nobody evaluates. pfl is not among our dependencies: `pip install pfl`.
 """
 
 import argparse
@@ -28,8 +28,8 @@ COHORT = 300
 _LIMIT_SECONDS = 600.0
 
 
-def seconds_a_round(module: str, *arguments: str, processes: int = 1) -> float | None:
-    """Median seconds of a round of a benchmark module, without the first; None if it failed."""
+def seconds_of_rounds(module: str, *arguments: str, processes: int = 1) -> list[float]:
+    """Seconds of each round of a benchmark module, without the first; none if it failed."""
     launcher = [sys.executable, "-m"]
     environment = dict(os.environ)
     if processes > 1:
@@ -47,21 +47,26 @@ def seconds_a_round(module: str, *arguments: str, processes: int = 1) -> float |
     lists = [line for line in done.stdout.splitlines() if line.startswith("[")]
     if done.returncode or not lists:
         print(done.stderr[-2000:], file=sys.stderr)
-        return None
-    return statistics.median(json.loads(lists[-1])[1:])
+        return []
+    times: list[float] = json.loads(lists[-1])[1:]
+    return times
 
 
-def compare(workload: Workload, rounds: int, peer_rounds: int) -> list[str]:
+def compare(workload: Workload, rounds: int, peer_rounds: int, turns: int) -> list[str]:
     """A row of the table."""
-    ours = seconds_a_round("engine_rounds", workload.name, str(rounds))
-    ray = pfl = None
-    if importlib.util.find_spec("ray"):
-        ray = seconds_a_round("peer_flower", workload.name, str(peer_rounds))
-    if importlib.util.find_spec("pfl"):
-        pfl = seconds_a_round("peer_pfl", workload.name, str(peer_rounds), processes=2)
-    cells = [_rate(workload.per_round, each) for each in (ours, ray, pfl)]
-    ratios = [_ratio(each, ours) for each in (ray, pfl)]
-    return [workload.name, _seconds(ours), *cells, *ratios]
+    ours: list[float] = []
+    ray: list[float] = []
+    pfl: list[float] = []
+    for _ in range(turns):
+        ours += seconds_of_rounds("engine_rounds", workload.name, str(rounds))
+        if importlib.util.find_spec("ray"):
+            ray += seconds_of_rounds("peer_flower", workload.name, str(peer_rounds))
+        if importlib.util.find_spec("pfl"):
+            pfl += seconds_of_rounds("peer_pfl", workload.name, str(peer_rounds), processes=2)
+    medians = [_median(times) for times in (ours, ray, pfl)]
+    cells = [_rate(workload.per_round, each) for each in medians]
+    ratios = [_ratio(each, medians[0]) for each in medians[1:]]
+    return [workload.name, _seconds(medians[0]), *cells, *ratios]
 
 
 def growth(rounds: int, console: Console) -> None:
@@ -70,9 +75,13 @@ def growth(rounds: int, console: Console) -> None:
     for heading in ("clients", "s a round", "updates a second"):
         table.add_column(heading, justify="right")
     for clients in POPULATIONS:
-        seconds = seconds_a_round("engine_rounds", "growth", str(rounds), str(clients))
+        seconds = _median(seconds_of_rounds("engine_rounds", "growth", str(rounds), str(clients)))
         table.add_row(str(clients), _seconds(seconds), _rate(COHORT, seconds))
     console.print(table)
+
+
+def _median(times: list[float]) -> float | None:
+    return statistics.median(times) if times else None
 
 
 def _rate(updates: int, seconds: float | None) -> str:
@@ -92,6 +101,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--rounds", type=int, default=7, help="of the engine")
     parser.add_argument("--peer-rounds", type=int, default=4, help="of the others")
+    parser.add_argument("--turns", type=int, default=2, help="how often each of them starts")
     options = parser.parse_args()
     console = Console(width=120)
     load = os.getloadavg()[0]
@@ -106,7 +116,7 @@ def main() -> None:
     for heading in ("workload", "s a round", "engine", "Ray", "pfl", "times Ray", "times pfl"):
         table.add_column(heading, justify="left" if heading == "workload" else "right")
     for name in ("logistic", "cnn"):
-        table.add_row(*compare(WORKLOADS[name], options.rounds, options.peer_rounds))
+        table.add_row(*compare(WORKLOADS[name], options.rounds, options.peer_rounds, options.turns))
     console.print(table)
     growth(options.rounds, console)
 

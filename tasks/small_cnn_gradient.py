@@ -29,7 +29,7 @@ from torch import Tensor
 from tasks import small_cnn_kernels as kernels
 from tasks.small_cnn import FIRST, GROUPS, HIDDEN, SECOND
 
-_BLOCK = 32  # images
+_BLOCK = 16  # images: of 32, memory would not fit the second cache of a core, a tenth slower
 _Array = np.ndarray[Any, Any]
 
 
@@ -148,26 +148,14 @@ class _Activations:
         self._highest = np.empty_like(self._out)
         self._width = width
 
-    def forward(self, layer: _Layer) -> None:
-        """From `y` to `out`."""
-        kernels.normalise(
-            self._y, self._width, GROUPS, layer.norm, self._facts, self._highest, self._out
-        )
+    def forward_arguments(self, layer: _Layer) -> tuple[Any, ...]:
+        """Those of kernels.normalise, from `y` to `out`."""
+        return self._y, self._width, GROUPS, layer.norm, self._facts, self._highest, self._out
 
-    def backward(self, layer: _Layer) -> None:
-        """From the gradient `below`, which is overwritten, to `deltas`; adds to the layer's."""
-        kernels.normalise_backward(
-            self._y,
-            self._width,
-            GROUPS,
-            layer.norm,
-            self._facts,
-            self._highest,
-            self._out,
-            self._below,
-            self._deltas,
-            layer.sums,
-        )
+    def backward_arguments(self, layer: _Layer) -> tuple[Any, ...]:
+        """Those of kernels.normalise_backward, from the gradient `below`, which is overwritten,
+        to `deltas`; adds to the layer's."""
+        return *self.forward_arguments(layer), self._below, self._deltas, layer.sums
 
 
 class _Block:
@@ -205,22 +193,26 @@ class _Block:
         """The features [n, O H' W'] of images x [n, C, H, W], in the order of nn.Flatten."""
         kernels.windows(x.numpy(), self._padded, self._windows_there)
         torch.mm(self._windows_across, first.matrix, out=self._y_flat)
-        self._first.forward(first)
-        kernels.with_neighbours(self._pooled, self._neighbours)
+        kernels.normalise_to_rows(
+            self._first.forward_arguments(first), self._pooled, self._neighbours
+        )
         above, level, below = second.parts
         upper, middle, lower = self._seen
         torch.mm(middle[0], level, out=middle[1])
         upper[1].addmm_(upper[0], above)
         lower[1].addmm_(lower[0], below)
-        self._second.forward(second)
-        kernels.transposed(self._out, self._features_there)
+        kernels.normalise_to_features(
+            self._second.forward_arguments(second), self._out, self._features_there
+        )
         return self._flat_features
 
     def backward(self, gradient: Tensor, first: _Layer, second: _Layer) -> None:
         """Adds to the layers' gradients those of a gradient [n, O H' W'] for the features."""
-        there = gradient.numpy().reshape(self._features_there.shape)
-        self._below[:] = there.transpose(2, 0, 1)
-        self._second.backward(second)
+        kernels.normalise_backward_from_features(
+            gradient.numpy().reshape(self._features_there.shape),
+            self._below,
+            self._second.backward_arguments(second),
+        )
         upper, middle, lower = self._seen_moved
         for into, seen, (_, own) in zip(
             second.moved_parts, self._seen_across, self._seen_moved, strict=True
@@ -230,8 +222,9 @@ class _Block:
         torch.mm(middle[1], level, out=middle[0])
         upper[0].addmm_(upper[1], above)
         lower[0].addmm_(lower[1], below)
-        kernels.from_neighbours(self._neighbours_moved, self._pooled_below)
-        self._first.backward(first)
+        kernels.normalise_backward_from_rows(
+            self._neighbours_moved, self._pooled_below, self._first.backward_arguments(first)
+        )
         first.moved.addmm_(self._windows, self._deltas_flat)
 
 
@@ -261,13 +254,18 @@ def _classify(
     """The loss of the dense layers on features [n, p], and its gradient for those; the gradients
     for the layers are added ``into``."""
     matrix, bias, last_matrix, last_bias = views
-    hidden = torch.addmm(bias, features, matrix.T).relu_()
-    last = torch.addmm(last_bias, hidden, last_matrix.T)
-    loss = kernels.cross_entropy(last.numpy(), y.numpy(), weights.numpy())
-    # On unpredictable masks torch.where is slower.
-    deltas = torch.ops.aten.threshold_backward(last @ last_matrix, hidden, 0)
+    hidden = torch.addmm(bias, features, matrix.T)
+    deltas = torch.empty_like(hidden)
+    loss = kernels.classify(
+        hidden.numpy(),
+        last_matrix.numpy(),
+        last_bias.numpy(),
+        y.numpy(),
+        weights.numpy(),
+        deltas.numpy(),
+        into[2].numpy(),
+        into[3].numpy(),
+        into[1].numpy(),
+    )
     into[0].addmm_(deltas.T, features)
-    into[1].add_(deltas.sum(dim=0))
-    into[2].addmm_(last.T, hidden)
-    into[3].add_(last.sum(dim=0))
     return loss, deltas @ matrix

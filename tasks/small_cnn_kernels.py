@@ -92,15 +92,6 @@ def from_neighbours(rows: _Array, out: _Array) -> None:
 
 
 @_compiled
-def transposed(x: _Array, out: _Array) -> None:
-    """out [n, q, p] of x [p, n, q]: ten times as fast as NumPy's assignment in this direction."""
-    for e in range(out.shape[0]):
-        for p in range(out.shape[2]):
-            for q in range(out.shape[1]):
-                out[e, q, p] = x[p, e, q]
-
-
-@_compiled
 def _moments(y: _Array, means: _Array, variances: _Array) -> None:
     """Over the pixels of y [p, k], each column about one of its own values: [k] both."""
     near = y[len(y) // 2]
@@ -269,24 +260,106 @@ def _spread(
                 into[k] = seen[k] * slope[k] + constant[k]
 
 
+# A call costs more than its loops may: other threads cannot take their turn in Python while it is
+# prepared. So each way into a layer and out of it is one call.
+
+
 @_compiled
-def cross_entropy(logits: _Array, y: _Array, weights: _Array) -> float:
-    """Σ_j weights_j · cross-entropy of logits [n, classes] with labels y [n], in float64; the
-    logits become its gradient for them. Raises IndexError for a label that is no class."""
+def normalise_to_rows(normalised: tuple[Any, ...], pooled: _Array, rows: _Array) -> None:
+    """`normalise` of the arguments `normalised`, then `with_neighbours`: `pooled` [H, W, n, C] is
+    another view of its `out`."""
+    normalise(*normalised)
+    with_neighbours(pooled, rows)
+
+
+@_compiled
+def normalise_to_features(normalised: tuple[Any, ...], pooled: _Array, features: _Array) -> None:
+    """`normalise` of the arguments `normalised`, then features [n, C, p'] from another view of its
+    `out`, `pooled` [p', n, C]."""
+    normalise(*normalised)
+    # Ten times as fast as NumPy's assignment in this direction.
+    for e in range(features.shape[0]):
+        for p in range(features.shape[2]):
+            for c in range(features.shape[1]):
+                features[e, c, p] = pooled[p, e, c]
+
+
+@_compiled
+def normalise_backward_from_rows(rows: _Array, below: _Array, normalised: tuple[Any, ...]) -> None:
+    """`from_neighbours` into `below`, another view of the gradient that `normalise_backward` then
+    takes among its arguments, `normalised`."""
+    from_neighbours(rows, below)
+    normalise_backward(*normalised)
+
+
+@_compiled
+def normalise_backward_from_features(
+    features: _Array, below: _Array, normalised: tuple[Any, ...]
+) -> None:
+    """The same of a gradient for the features [n, C, p'], with `below` [p', n, C]."""
+    for p in range(below.shape[0]):
+        for e in range(below.shape[1]):
+            for c in range(below.shape[2]):
+                below[p, e, c] = features[e, c, p]
+    normalise_backward(*normalised)
+
+
+@_compiled
+def classify(
+    hidden: _Array,
+    matrix: _Array,
+    bias: _Array,
+    y: _Array,
+    weights: _Array,
+    deltas: _Array,
+    matrix_moved: _Array,
+    bias_moved: _Array,
+    hidden_bias_moved: _Array,
+) -> float:
+    """Σ_j weights_j · cross-entropy of image j, labelled y_j [n], in float64.
+
+    The logits are `matrix` [classes, u] times ReLU(`hidden` [n, u]), plus `bias`. `hidden` becomes
+    its own ReLU and `deltas` [n, u] the loss's gradient for it; the gradients for the last matrix
+    and bias, and for the bias of the layer before, are added to what the last three arrays hold.
+    Raises IndexError for a label that is no class.
+    """
     total = 0.0
-    for j in range(len(logits)):
-        row, weight = logits[j], weights[j]
+    classes, units = matrix.shape
+    row = np.empty_like(bias)
+    zero = bias.dtype.type(0)
+    for j in range(len(hidden)):
         # Nothing else would notice: compiled code reads and writes whatever lies there.
-        if not 0 <= y[j] < len(row):
+        if not 0 <= y[j] < classes:
             raise IndexError("a label is not one of the classes")
+        own, below, weight = hidden[j], deltas[j], weights[j]
+        for u in range(units):
+            own[u] = zero if own[u] <= zero else own[u]
+            below[u] = zero
+        for c in range(classes):
+            column = matrix[c]
+            logit = bias[c]
+            for u in range(units):
+                logit += column[u] * own[u]
+            row[c] = logit
         highest = row.max()
         chosen = row[y[j]] - highest
-        summed = row.dtype.type(0)
-        for c in range(len(row)):
+        summed = zero
+        for c in range(classes):
             row[c] = np.exp(row[c] - highest)
             summed += row[c]
         total += float(weight) * (np.log(float(summed)) - float(chosen))
-        for c in range(len(row)):
+        for c in range(classes):
             row[c] *= weight / summed
         row[y[j]] -= weight
+        for c in range(classes):
+            step, column, moved = row[c], matrix[c], matrix_moved[c]
+            bias_moved[c] += step
+            for u in range(units):
+                moved[u] += step * own[u]
+            for u in range(units):
+                below[u] += step * column[u]
+        for u in range(units):
+            kept = zero if own[u] <= zero else below[u]
+            below[u] = kept
+            hidden_bias_moved[u] += kept
     return total
