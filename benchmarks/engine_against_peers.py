@@ -4,7 +4,8 @@
 
 The unit is a client update: a client's local steps, and its share of all that makes a round. Every
 system runs in processes of its own; its first round, in which workers load data, does not count.
-They run in turns, so that a machine that becomes slower does so for all. Nobody evaluates. pfl is not among our dependencies: `pip install pfl`.
+They run in turns, so that a machine that becomes slower does so for all. Nobody evaluates. pfl is
+not among our dependencies: `pip install pfl`.
 """
 
 import argparse
