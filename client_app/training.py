@@ -182,15 +182,17 @@ def _in_threads(
         return
     # A module cannot be called with two sets of parameters at the same time.
     models = [model.copy() for _ in range(workers)]
+    # Whoever is ready takes the next, the largest first: cores that others use are slower.
+    pending = reversed(chunks)
 
-    def work(number: int) -> None:
+    def work(own_model: FlatModel) -> None:
         torch.set_num_threads(1)
-        for chunk in chunks[number::workers]:
-            train(models[number], chunk)
+        for chunk in pending:
+            train(own_model, chunk)
 
     try:
         with ThreadPoolExecutor(workers) as pool:
-            list(pool.map(work, range(workers)))
+            list(pool.map(work, models))
     finally:
         # A part of this setting is the whole process's.
         torch.set_num_threads(threads)
