@@ -6,6 +6,7 @@ with num-examples.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -14,7 +15,6 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from strategies.array_codec import decode, encode
 from tasks.flat_model import FlatModel
 
-_NO_METRICS = MetricRecord()
 _NO_RECORDS = RecordDict()
 
 
@@ -108,8 +108,8 @@ def train_reply(
     server's instruments; None where it did not clip, or does not tell. `sample_epsilon` is what
     one of the client's examples has spent in local DP-SGD.
     """
-    metrics = _NO_METRICS.copy()  # a copy takes a fraction of Flower's constructor
-    metrics["num-examples"] = num_examples
+    # Copies take a fraction of what Flower's constructor does, and of setting an entry.
+    metrics = _counted(num_examples).copy()
     if train_loss is not None:
         metrics["train-loss"] = train_loss
     if update_norm is not None:
@@ -119,6 +119,11 @@ def train_reply(
     content = _NO_RECORDS.copy()
     content["arrays"], content["metrics"] = arrays, metrics
     return Message(content, reply_to=message)
+
+
+@lru_cache(maxsize=256)
+def _counted(num_examples: int) -> MetricRecord:
+    return MetricRecord({"num-examples": num_examples})
 
 
 def evaluate_reply(message: Message, num_examples: int, metrics: Mapping[str, float]) -> Message:

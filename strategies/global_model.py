@@ -67,7 +67,8 @@ class GlobalModel:
                 own = slice(start, start + len(local))
                 np.subtract(current[own], local, out=out[own])
                 start += len(local)
-        return row.div_(local_lr)
+            np.divide(out, local_lr, out=out)
+        return row
 
     def moving_parts(self) -> dict[str, np.ndarray]:
         """Views of w_t and, where there is one, v_t: what `restore` needs in another process."""
