@@ -1,11 +1,11 @@
 """The in-process engine beside Flower's Ray simulation and pfl-research with two processes.
 
-    python -m benchmarks.engine_against_peers [--rounds 7] [--peer-rounds 4] [--turns 2]
+    python -m benchmarks.engine_against_peers [--rounds 7] [--peer-rounds 4] [--turns 3]
 
 The unit is a client update: a client's local steps, and its share of all that makes a round. Every
 system runs in processes of its own; its first round, in which workers load data, does not count.
-They run in turns, so that a machine that becomes slower does so for all. Nobody evaluates. pfl is
-not among our dependencies: `pip install pfl`.
+They run in turns, and ratios are those of a turn: a machine's own speed changes. Nobody evaluates.
+pfl is not among our dependencies: `pip install pfl`.
 """
 
 import argparse
@@ -26,11 +26,13 @@ from benchmarks.workloads import WORKLOADS, Workload
 POPULATIONS = (300, 3000, 30000)
 # Of whom as many join a round, so that nothing grows but the population.
 COHORT = 300
+# By package: our module that runs the workload in it, and in how many processes.
+PEERS = {"ray": ("peer_flower", 1), "pfl": ("peer_pfl", 2)}
 _LIMIT_SECONDS = 600.0
 
 
-def seconds_of_rounds(module: str, *arguments: str, processes: int = 1) -> list[float]:
-    """Seconds of each round of a benchmark module, without the first; none if it failed."""
+def seconds_a_round(module: str, *arguments: str, processes: int = 1) -> float | None:
+    """Median seconds of a round of a benchmark module, without the first; None if it failed."""
     launcher = [sys.executable, "-m"]
     environment = dict(os.environ)
     if processes > 1:
@@ -48,26 +50,28 @@ def seconds_of_rounds(module: str, *arguments: str, processes: int = 1) -> list[
     lists = [line for line in done.stdout.splitlines() if line.startswith("[")]
     if done.returncode or not lists:
         print(done.stderr[-2000:], file=sys.stderr)
-        return []
-    times: list[float] = json.loads(lists[-1])[1:]
-    return times
+        return None
+    return statistics.median(json.loads(lists[-1])[1:])
 
 
 def compare(workload: Workload, rounds: int, peer_rounds: int, turns: int) -> list[str]:
-    """A row of the table."""
+    """A row of the table: medians over the turns, of the ratios within each turn too."""
     ours: list[float] = []
-    ray: list[float] = []
-    pfl: list[float] = []
+    peers: dict[str, list[float]] = {"ray": [], "pfl": []}
+    ratios: dict[str, list[float]] = {"ray": [], "pfl": []}
     for _ in range(turns):
-        ours += seconds_of_rounds("engine_rounds", workload.name, str(rounds))
-        if importlib.util.find_spec("ray"):
-            ray += seconds_of_rounds("peer_flower", workload.name, str(peer_rounds))
-        if importlib.util.find_spec("pfl"):
-            pfl += seconds_of_rounds("peer_pfl", workload.name, str(peer_rounds), processes=2)
-    medians = [_median(times) for times in (ours, ray, pfl)]
-    cells = [_rate(workload.per_round, each) for each in medians]
-    ratios = [_ratio(each, medians[0]) for each in medians[1:]]
-    return [workload.name, _seconds(medians[0]), *cells, *ratios]
+        own = seconds_a_round("engine_rounds", workload.name, str(rounds))
+        ours += [] if own is None else [own]
+        for name, (module, processes) in PEERS.items():
+            if importlib.util.find_spec(name) is None:
+                continue
+            other = seconds_a_round(module, workload.name, str(peer_rounds), processes=processes)
+            if own is not None and other is not None:
+                peers[name].append(other)
+                ratios[name].append(other / own)
+    rates = [_rate(workload.per_round, _median(each)) for each in (ours, *peers.values())]
+    times = [_ratio(_median(each)) for each in ratios.values()]
+    return [workload.name, _seconds(_median(ours)), *rates, *times]
 
 
 def growth(rounds: int, console: Console) -> None:
@@ -76,7 +80,7 @@ def growth(rounds: int, console: Console) -> None:
     for heading in ("clients", "s a round", "updates a second"):
         table.add_column(heading, justify="right")
     for clients in POPULATIONS:
-        seconds = _median(seconds_of_rounds("engine_rounds", "growth", str(rounds), str(clients)))
+        seconds = seconds_a_round("engine_rounds", "growth", str(rounds), str(clients))
         table.add_row(str(clients), _seconds(seconds), _rate(COHORT, seconds))
     console.print(table)
 
@@ -89,8 +93,8 @@ def _rate(updates: int, seconds: float | None) -> str:
     return "-" if seconds is None else f"{updates / seconds:.0f}"
 
 
-def _ratio(peer: float | None, ours: float | None) -> str:
-    return "-" if peer is None or ours is None else f"{peer / ours:.1f}"
+def _ratio(ratio: float | None) -> str:
+    return "-" if ratio is None else f"{ratio:.1f}"
 
 
 def _seconds(seconds: float | None) -> str:
@@ -102,7 +106,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--rounds", type=int, default=7, help="of the engine")
     parser.add_argument("--peer-rounds", type=int, default=4, help="of the others")
-    parser.add_argument("--turns", type=int, default=2, help="how often each of them starts")
+    parser.add_argument("--turns", type=int, default=3, help="how often each of them starts")
     options = parser.parse_args()
     console = Console(width=120)
     load = os.getloadavg()[0]
@@ -110,7 +114,7 @@ def main() -> None:
         f"{datetime.now(UTC):%Y-%m-%d}, {os.cpu_count()} cores, torch {torch.__version__}, "
         f"load {load:.1f} before the start"
     )
-    absent = [name for name in ("ray", "pfl") if importlib.util.find_spec(name) is None]
+    absent = [name for name in PEERS if importlib.util.find_spec(name) is None]
     if absent:
         console.print(f"not installed, so not compared: {', '.join(absent)}")
     table = Table(title="client updates a second, and how many times the peer's the engine makes")
