@@ -27,13 +27,14 @@ from types import TracebackType
 from typing import Self
 
 import grpc
+from flwr.common.constant import Status
 
 from . import interrupts
 from .app_bundle import Scalar
 from .control_api import RunStatus
 from .deployment import SUPERLINK, Deployment, DeploymentError, Node
 from .submission import submit
-from .workplace import Workplace, client_processes
+from .workplace import Workplace, app_processes
 
 __all__ = ["APP_MODULES", "DeploymentError", "FlowerCluster", "Node", "RunStatus"]
 
@@ -48,6 +49,8 @@ APP_MODULES = (
     "sklearn.datasets",
     "torchvision.datasets",
 )
+# The time between two looks whether the ServerApp's process is there.
+_LOOK_SECONDS = 2.0
 
 
 class FlowerCluster:
@@ -144,6 +147,7 @@ class FlowerCluster:
         The ServerApp's output is then in logs/serverapp.log.
         """
         end = time.monotonic() + deadline
+        next_look = 0.0
         try:
             while True:
                 self._running().check()
@@ -152,6 +156,9 @@ class FlowerCluster:
                     on_tick(status)
                 if status is not None and status.finished:
                     return status
+                if status is not None and time.monotonic() > next_look:
+                    self._check_server_app(run_id, status)
+                    next_look = time.monotonic() + _LOOK_SECONDS
                 if time.monotonic() > end:
                     self.stop(run_id)
                     raise TimeoutError(f"run {run_id}: not finished within {deadline:g} seconds")
@@ -181,7 +188,7 @@ class FlowerCluster:
 
     def client_processes(self, index: int) -> list[int]:
         """Process ids of the ClientApp that a node runs at the moment (none or one; Linux)."""
-        return client_processes(self.id, index)
+        return app_processes(self.id, "flwr-clientapp", index)
 
     def _start(self) -> None:
         self.output_dir.mkdir(parents=True, exist_ok=True)
@@ -226,6 +233,20 @@ class FlowerCluster:
         except grpc.RpcError:
             # A busy SuperLink may miss one call; a dead one is found by `Deployment.check`.
             return None
+
+    def _check_server_app(self, run_id: int, status: RunStatus) -> None:
+        """DeploymentError if the ServerApp of a run is dead. Flower would say so a minute later."""
+        if sys.platform != "linux" or status.state != Status.RUNNING:
+            return
+        if app_processes(self.id, "flwr-serverapp"):
+            return
+        # One that ends in good order has told the SuperLink before.
+        now = self._status_if_answered(run_id)
+        if now is not None and not now.finished:
+            self.stop(run_id)
+            raise DeploymentError(
+                f"the ServerApp's process has died; the run's output is in {self.logs}"
+            )
 
     def _save_log(self, run_id: int) -> None:
         with contextlib.suppress(grpc.RpcError), (self.logs / "serverapp.log").open("a") as output:

@@ -138,12 +138,14 @@ def fork_server_command(socket: Path, modules: Sequence[str]) -> list[str]:
     return [*flower_programs.python_command(entry), str(socket), *modules]
 
 
-def client_processes(cluster_id: str, node: int) -> list[int]:
-    """Process ids of a node's running `flwr-clientapp` (Linux).
+def app_processes(cluster_id: str, program: str, node: int | None = None) -> list[int]:
+    """Process ids of the `flwr-serverapp` or `flwr-clientapp` that run in a cluster (Linux).
 
     With a warm cluster these are the stubs: the process behind one shares its fate.
     """
-    marks = {f"{CLUSTER_VARIABLE}={cluster_id}".encode(), f"{NODE_VARIABLE}={node}".encode()}
+    marks = {f"{CLUSTER_VARIABLE}={cluster_id}".encode()}
+    if node is not None:
+        marks.add(f"{NODE_VARIABLE}={node}".encode())
     found = []
     for pid in marked_processes(marks):
         try:
@@ -151,7 +153,7 @@ def client_processes(cluster_id: str, node: int) -> list[int]:
         except OSError:
             continue
         # `python flwr-clientapp ...`, or our own command lines with the bare name in them.
-        if any(word.rpartition(b"/")[2] == b"flwr-clientapp" for word in words):
+        if any(word.rpartition(b"/")[2] == program.encode() for word in words):
             found.append(pid)
     return found
 
