@@ -8,6 +8,8 @@ import tomli_w
 
 Scalar = str | int | float | bool
 
+# What the nodes need of this app.
+PACKAGES = ("attacks", "client_app", "server_app", "strategies", "tasks")
 _BUNDLED_SUFFIXES = {".py", ".toml", ".md", ".yaml", ".yml", ".json", ".jsonl"}
 _ROOT_FILES = ("pyproject.toml", "README.md", "LICENSE", ".gitignore")
 
@@ -39,11 +41,14 @@ def bundle_own_code(
 
     Returns the configuration with the names that the copies have for whoever gets the bundle.
     """
-    from attacks.own_code import copy_name, is_own_code
-
     changed = dict(run_config)
     for key in keys:
         name = str(run_config.get(key))
+        if ":" not in name:
+            continue
+        # Imports torch, for which a run without own code need not wait.
+        from attacks.own_code import copy_name, is_own_code
+
         if not is_own_code(name):
             continue
         file, _, function = name.rpartition(":")

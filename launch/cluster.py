@@ -10,6 +10,7 @@ from rich.console import Console
 
 from blackthorn.__main__ import app_root
 from client_app.node_data import load_node_client
+from launch.app_bundle import PACKAGES
 from launch.byzantine_nodes import check_rogue, cluster_nodes, collusion
 from launch.flower_cluster import DeploymentError, FlowerCluster
 from launch.progress import RoundPrinter
@@ -19,8 +20,6 @@ from server_app.privacy import privacy_of_dead_run
 from server_app.run import RunFailed, prepare
 from server_app.run_folder import create_folder, read_metrics, read_summary, write_failure
 from server_app.run_report import publish
-
-PACKAGES = ("attacks", "client_app", "server_app", "strategies", "tasks")
 
 
 def cluster(

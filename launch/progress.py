@@ -4,13 +4,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from server_app.run_folder import round_entry
-from strategies.reports import RoundReport
+if TYPE_CHECKING:
+    from strategies.reports import RoundReport
 
 
 def round_line(entry: Mapping[str, Any], num_rounds: int) -> str:
@@ -81,8 +81,11 @@ class RoundPrinter:
             self._bar.stop()
             self._bar = None
 
-    def __call__(self, report: RoundReport) -> None:
+    def __call__(self, report: "RoundReport") -> None:
         """Show the round; what a privacy claim covers, the person at the terminal does not see."""
+        # Imports torch, for which whoever follows a run somewhere else need not wait.
+        from server_app.run_folder import round_entry
+
         self.show(round_entry(report))
 
     def show(self, entry: Mapping[str, Any]) -> None:

@@ -177,13 +177,16 @@ def _nobody_told_to_lie(settings: list[str] | None) -> dict[str, Any]:
 
 def _submit(config: RunConfig, to: Connection) -> int:
     from blackthorn.__main__ import app_root
-    from launch.cluster import PACKAGES
+    from launch.app_bundle import PACKAGES
     from launch.submission import submit
     from launch.workplace import QUIET, write_connection
-    from server_app.build import check_names
     from server_app.config import OWN_CODE_KEYS, to_mapping
 
-    check_names(config)
+    if any(":" in getattr(config, key) for key in OWN_CODE_KEYS):
+        # Imports torch, for which a run without own code need not wait.
+        from server_app.build import check_names
+
+        check_names(config)
     with tempfile.TemporaryDirectory(prefix="blackthorn-") as name:
         folder = Path(name)
         write_connection(folder / "home", str(to.address), to.ca)

@@ -14,11 +14,12 @@ import logging
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from server_app.config import RunConfig
-from server_app.run_folder import operator_entry, round_entry
-from strategies.reports import RoundReport
+
+if TYPE_CHECKING:
+    from strategies.reports import RoundReport
 
 PREFIX = "blackthorn-run: "
 # What a round may take beyond its deadline: evaluation, aggregation, nodes that come back.
@@ -38,8 +39,11 @@ def tell_start(config: RunConfig, folder: Path) -> None:
     tell("run", content)
 
 
-def tell_round(report: RoundReport) -> None:
+def tell_round(report: "RoundReport") -> None:
     """Observer: the round, as its operator may see it."""
+    # Imports torch, for which whoever reads these lines need not wait.
+    from server_app.run_folder import operator_entry, round_entry
+
     tell("round", {**round_entry(report), **operator_entry(report)})
 
 

@@ -11,8 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from launch.app_bundle import stage_app, write_config
-from launch.cluster import PACKAGES
+from launch.app_bundle import PACKAGES, stage_app, write_config
 from launch.control_api import ControlApi, RunStatus, is_serving
 from launch.ports import LOOPBACK, free_loopback_ports
 from launch.workplace import marked_processes

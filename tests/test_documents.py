@@ -21,9 +21,8 @@ from flower_simulation import RAY_START_FAILED, RAY_STARTS, simulating_superlink
 from markdown_blocks import BadMarker, Block, blocks_of, other_test_of
 from rich.console import Console
 
-from launch.app_bundle import stage_app, write_config
+from launch.app_bundle import PACKAGES, stage_app, write_config
 from launch.cli import main
-from launch.cluster import PACKAGES
 from launch.recipes import recipe_config
 from launch.simulate import simulate
 from server_app.config import make_config, parse_setting, read_recipe

@@ -116,6 +116,15 @@ def test_completion_can_be_shown_and_installed(
     assert any("_BLACKTHORN_COMPLETE" in text for text in written)
 
 
+def test_who_follows_a_run_somewhere_else_need_not_wait_for_torch(repository: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from launch.app_bundle import bundle_own_code; "
+        "import launch.control_api, launch.progress, launch.run_log, launch.submission; "
+        "bundle_own_code(Path(), {'attack': 'none'}, ['attack']); assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=repository, timeout=60, check=True)
+
+
 def test_the_program_itself_completes_and_is_quick_about_it(repository: Path) -> None:
     """Neither torch nor Flower may be loaded to complete a word or to show help."""
     code = (
