@@ -1,8 +1,10 @@
 """`blackthorn cluster`: a recipe as a real deployment on this machine, over gRPC."""
 
+import contextlib
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ from blackthorn.__main__ import app_root
 from client_app.node_data import load_node_client
 from launch.app_bundle import PACKAGES
 from launch.byzantine_nodes import check_rogue, cluster_nodes, collusion
-from launch.flower_cluster import DeploymentError, FlowerCluster
+from launch.flower_cluster import DeploymentError, FlowerCluster, RunStatus
 from launch.progress import RoundPrinter
 from server_app.config import ConfigError, RunConfig, to_mapping
 from server_app.operator_log import longest_run
@@ -40,47 +42,90 @@ def cluster(
     config = _deployed(config, data)
     _check_data(config, data)
     check_rogue(config, rogue)
+    ready = _ready(config, console)
+    console.print(f"starting a SuperLink and {config.num_clients} SuperNodes...", highlight=False)
+    with (
+        _failure_on_record(ready),
+        collusion(config, rogue) as accomplices,
+        FlowerCluster(
+            cluster_nodes(config, data, rogue, accomplices),
+            ready.folder,
+            warm=warm,
+            start_timeout=config.start_timeout,
+        ) as flower,
+    ):
+        status, seconds = _run(flower, ready, console)
+    # Nobody writes to the folder any more.
+    return _summary(ready, status, seconds)
+
+
+def run_on(flower: FlowerCluster, config: RunConfig, console: Console) -> dict[str, Any]:
+    """Run `config` on a cluster that is up, and may have run others, and return the summary.
+
+    Its nodes are as many as `cluster` starts for `config`, and the same programs.
+    """
+    ready = _ready(_deployed(config, ()), console)
+    with _failure_on_record(ready):
+        status, seconds = _run(flower, ready, console)
+    return _summary(ready, status, seconds)
+
+
+@dataclass(frozen=True)
+class _Ready:
+    """A run that has its folder; `done` is the last round of the run that it goes on with."""
+
+    config: RunConfig
+    folder: Path
+    done: int
+
+
+def _ready(config: RunConfig, console: Console) -> _Ready:
+    """Check what can be checked beforehand, and make the folder."""
     prepared = prepare(config)
     folder = prepared.folder.resolve()
     places = {"output_dir": str(folder), "resume": str(folder) if config.resume else ""}
-    config = config.model_copy(update=places)
     create_folder(folder)
     if prepared.saved is not None:
         _set_logs_aside(folder)
     for note in prepared.notes:
         console.print(note, markup=False, highlight=False, soft_wrap=True)
     console.print(f"run folder: {folder}", markup=False, highlight=False, soft_wrap=True)
-    console.print(f"starting a SuperLink and {config.num_clients} SuperNodes...", highlight=False)
+    done = prepared.saved.state.server_round if prepared.saved else -1
+    return _Ready(config.model_copy(update=places), folder, done)
+
+
+@contextlib.contextmanager
+def _failure_on_record(ready: _Ready) -> Iterator[None]:
+    """What ends the run before its time is written to its folder."""
     try:
-        with (
-            collusion(config, rogue) as accomplices,
-            FlowerCluster(
-                cluster_nodes(config, data, rogue, accomplices),
-                folder,
-                warm=warm,
-                start_timeout=config.start_timeout,
-            ) as flower,
-        ):
-            began = time.monotonic()
-            run_id = flower.submit(app_root(), to_mapping(config), packages=PACKAGES)
-            with RoundPrinter(console, config.num_server_rounds) as printer:
-                done = prepared.saved.state.server_round if prepared.saved else -1
-                tail = _MetricsTail(folder, printer, done)
-                status = flower.wait(run_id, longest_run(config), lambda _: tail.show_new())
-                tail.show_new()
+        yield
     except KeyboardInterrupt:
-        _fail(folder, config, "interrupted")
+        _fail(ready.folder, ready.config, "interrupted")
         raise
     except (DeploymentError, TimeoutError) as error:
-        _fail(folder, config, str(error))
+        _fail(ready.folder, ready.config, str(error))
         raise RunFailed(str(error)) from error
-    summary = read_summary(folder)
+
+
+def _run(flower: FlowerCluster, ready: _Ready, console: Console) -> tuple[RunStatus, float]:
+    """How the run ended, and after how many seconds."""
+    began = time.monotonic()
+    run_id = flower.submit(app_root(), to_mapping(ready.config), packages=PACKAGES)
+    with RoundPrinter(console, ready.config.num_server_rounds) as printer:
+        tail = _MetricsTail(ready.folder, printer, ready.done)
+        status = flower.wait(run_id, longest_run(ready.config), lambda _: tail.show_new())
+        tail.show_new()
+    return status, time.monotonic() - began
+
+
+def _summary(ready: _Ready, status: RunStatus, seconds: float) -> dict[str, Any]:
+    summary = read_summary(ready.folder)
     if not status.completed or summary is None:
         reason = summary.get("reason") if summary else None
         reason = reason or f"Flower says {status} {status.details}".strip()
-        _fail(folder, config, reason)
-        raise RunFailed(f"{reason} (see {folder / 'logs'})")
-    summary["wall_seconds"] = round(time.monotonic() - began, 3)
+        _fail(ready.folder, ready.config, reason)
+        raise RunFailed(f"{reason} (see {ready.folder / 'logs'})")
+    summary["wall_seconds"] = round(seconds, 3)
     return summary
 
 

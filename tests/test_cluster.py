@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from shared_cluster import shared_cluster
 
+from launch.byzantine_nodes import cluster_nodes
 from launch.cluster import cluster
-from launch.flower_cluster import FlowerCluster
+from launch.flower_cluster import FlowerCluster, Node
 from launch.recipes import recipe_config
 from server_app.config import RunConfig
 from server_app.run_folder import read_metrics
@@ -24,6 +26,14 @@ LIAR = CLIENTS - 1
 ROUNDS = 3
 DEADLINE = 30.0
 SLACK = 5.0
+BAD = {
+    "raise": "error 2",
+    "nan": "not finite",
+    "wrong-shape": "shape",
+    "missing-key": "missing entry",
+    "lying-header": "shape",
+    "huge-count": "num-examples = 1e+30",
+}
 
 
 def configuration(repository: Path, folder: Path, **options: Any) -> RunConfig:
@@ -41,12 +51,17 @@ def configuration(repository: Path, folder: Path, **options: Any) -> RunConfig:
 def run(config: RunConfig) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Summary and the entries of the rounds after the initial evaluation."""
     summary = cluster(config, Console(quiet=True))
+    return summary, rounds(config, summary)
+
+
+def rounds(config: RunConfig, summary: dict[str, Any]) -> list[dict[str, Any]]:
+    """Their entries, when they are all there and in time."""
     entries = read_metrics(Path(config.output_dir))[1:]
     assert summary["status"] == "completed"
-    assert [entry["round"] for entry in entries] == list(range(1, ROUNDS + 1))
+    assert [entry["round"] for entry in entries] == list(range(1, config.num_server_rounds + 1))
     for entry in entries:
         assert entry["seconds"]["training"] <= config.round_timeout + SLACK
-    return summary, entries
+    return entries
 
 
 def test_rage_filters_a_byzantine_program(repository: Path, tmp_path: Path) -> None:
@@ -59,32 +74,35 @@ def test_rage_filters_a_byzantine_program(repository: Path, tmp_path: Path) -> N
     assert (tmp_path / "plots" / "accuracy.png").exists()
 
 
-@pytest.mark.parametrize(
-    ("attack", "reason"),
-    [
-        ("raise", "error 2"),
-        ("nan", "not finite"),
-        ("wrong-shape", "shape"),
-        ("missing-key", "missing entry"),
-        ("lying-header", "shape"),
-        ("huge-count", "num-examples = 1e+30"),
-    ],
-)
-def test_bad_replies_are_named_and_cost_nothing(
-    repository: Path, tmp_path: Path, attack: str, reason: str
-) -> None:
-    _, entries = run(configuration(repository, tmp_path, attack=attack))
-    for entry in entries:
-        assert entry["replied"] == CLIENTS - 1
-        assert [rejection["client"] for rejection in entry["rejected"]] == [LIAR]
-        assert reason in entry["rejected"][0]["reason"]
+def test_bad_replies_are_named_and_cost_nothing(repository: Path, tmp_path: Path) -> None:
+    """All of them at once, beside four honest clients."""
+    honest = CLIENTS - 1
+    numbers = {"num_clients": honest + len(BAD), "num_byzantine": len(BAD), "corrupt_fraction": 0.1}
+    config = configuration(repository, tmp_path, attack="nan", **numbers)
+    liars = [
+        cluster_nodes(configuration(repository, tmp_path, attack=attack), (), "", {})[LIAR]
+        for attack in BAD
+    ]
+    with shared_cluster([Node()] * honest + liars, tmp_path) as run_there:
+        summary = run_there(config)
+    for entry in rounds(config, summary):
+        assert entry["replied"] == honest
+        rejected = sorted(entry["rejected"], key=lambda rejection: rejection["client"])
+        assert [rejection["client"] for rejection in rejected] == [
+            honest + number for number in range(len(BAD))
+        ]
+        for rejection, reason in zip(rejected, BAD.values(), strict=True):
+            assert reason in rejection["reason"]
 
 
 def test_a_client_slower_than_the_deadline(
     repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("BLACKTHORN_ATTACK_SECONDS", "600")
-    _, entries = run(configuration(repository, tmp_path, attack="slow", round_timeout=12.0))
+    config = configuration(
+        repository, tmp_path, attack="slow", num_server_rounds=2, round_timeout=10.0
+    )
+    _, entries = run(config)
     for entry in entries:
         assert {"client": LIAR, "reason": "no reply by the deadline"} in entry["rejected"]
         assert entry["replied"] >= 1
@@ -95,9 +113,14 @@ def test_a_client_process_killed_in_mid_round(
 ) -> None:
     killed: list[int] = []
     config = configuration(
-        repository, tmp_path, num_byzantine=0, local_steps=3000, round_timeout=20.0
+        repository,
+        tmp_path,
+        num_byzantine=0,
+        num_server_rounds=2,
+        local_steps=1000,
+        round_timeout=15.0,
     )
-    _on_every_tick(monkeypatch, lambda flower: _kill_first_training(flower, tmp_path, killed))
+    _on_every_tick(monkeypatch, lambda flower: _kill_training(flower, tmp_path, 1, killed))
     _, entries = run(config)
     # The process that answered the enrolment query may have been among them, on its way out.
     assert killed
@@ -118,9 +141,11 @@ def _on_every_tick(monkeypatch: pytest.MonkeyPatch, act: Callable[[FlowerCluster
     monkeypatch.setattr(FlowerCluster, "status", status)
 
 
-def _kill_first_training(flower: FlowerCluster, folder: Path, killed: list[int]) -> None:
-    """SIGKILL client 0's processes in round 1: round 0 is on record when enrolment is over."""
-    if len(read_metrics(folder)) != 1:
+def _kill_training(
+    flower: FlowerCluster, folder: Path, server_round: int, killed: list[int]
+) -> None:
+    """SIGKILL client 0's processes in a round: round 0 is on record when enrolment is over."""
+    if len(read_metrics(folder)) != server_round:
         return
     for process in flower.client_processes(0):
         with contextlib.suppress(ProcessLookupError):

@@ -1,7 +1,7 @@
 """FA-LD over gRPC: the chain goes on when a node dies and when it comes back."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 from safetensors.numpy import load_file
+from shared_cluster import Run, shared_cluster
 
-from launch.cluster import cluster
 from launch.flower_cluster import FlowerCluster
 from launch.recipes import recipe_config
 from launch.simulate import simulate
@@ -22,8 +22,17 @@ pytestmark = pytest.mark.deployment
 
 CLIENTS = 3
 VICTIM = 1
+# A killed node counts as connected for a minute, in which every round lasts until its deadline.
+ROUNDS, KEPT = 18, 13
 # Ample for those who answer, on a busy machine too; a network's nodes read their images each time.
 DEADLINES = {"fa-ld-bayes-linear": 10.0, "fa-ld-fashion-mnist": 20.0}
+
+
+@pytest.fixture(scope="module")
+def run_in_the_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    """Also after a node was killed and started again: to Flower it is another node."""
+    with shared_cluster(CLIENTS, tmp_path_factory.mktemp("cluster")) as run:
+        yield run
 
 
 def configuration(repository: Path, folder: Path, recipe: str, **options: Any) -> RunConfig:
@@ -38,26 +47,31 @@ def configuration(repository: Path, folder: Path, recipe: str, **options: Any) -
     return recipe_config(repository / "recipes" / f"{recipe}.toml", (), values)
 
 
-def test_the_cluster_samples_what_the_engine_samples(repository: Path, tmp_path: Path) -> None:
+def test_the_cluster_samples_what_the_engine_samples(
+    repository: Path, tmp_path: Path, run_in_the_cluster: Run
+) -> None:
     folders = [tmp_path / name for name in ("engine", "cluster")]
     configs = [
         configuration(repository, folder, "fa-ld-bayes-linear", num_server_rounds=6, batch_size=4)
         for folder in folders
     ]
     simulate(configs[0], Console(quiet=True))
-    summary = cluster(configs[1], Console(quiet=True))
+    summary = run_in_the_cluster(configs[1])
     assert summary["posterior"]["samples"] == 4
     for one, other in zip(*map(read_samples, folders), strict=True):
         assert one.server_round == other.server_round
         np.testing.assert_allclose(other.state["x"], one.state["x"], rtol=1e-9)
 
 
-@pytest.mark.parametrize("recipe", ["fa-ld-bayes-linear", "fa-ld-fashion-mnist"])
+@pytest.mark.parametrize(
+    "recipe", ["fa-ld-bayes-linear", pytest.param("fa-ld-fashion-mnist", marks=pytest.mark.slow)]
+)
 def test_a_node_is_killed_and_brought_back(
     repository: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     request: pytest.FixtureRequest,
+    run_in_the_cluster: Run,
     recipe: str,
 ) -> None:
     """Killed after four rounds, brought back after two without it; Flower needs about a minute to
@@ -76,27 +90,27 @@ def test_a_node_is_killed_and_brought_back(
         tmp_path,
         recipe,
         **options,
-        num_server_rounds=40,
+        num_server_rounds=ROUNDS,
         round_timeout=DEADLINES[recipe],
-        max_samples=25,
+        max_samples=KEPT,
     )
     script = _Accident(tmp_path)
     _on_every_tick(monkeypatch, script)
-    summary = cluster(config, Console(quiet=True))
+    summary = run_in_the_cluster(config)
     assert summary["status"] == "completed"
     entries = read_metrics(tmp_path)[1:]
-    assert [entry["round"] for entry in entries] == list(range(1, 41))
+    assert [entry["round"] for entry in entries] == list(range(1, ROUNDS + 1))
     missing = [e["round"] for e in entries if VICTIM in {r["client"] for r in e["rejected"]}]
     assert missing and missing[0] >= script.killed_after
     # Away in one stretch, with everybody else there; then back until the end.
     assert missing == list(range(missing[0], missing[-1] + 1))
-    assert missing[-1] < 40
+    assert missing[-1] < ROUNDS
     for entry in entries:
         assert "skipped" not in entry
         assert entry["replied"] == CLIENTS - (entry["round"] in missing)
         assert entry["seconds"]["training"] <= DEADLINES[recipe] + 5
-    # The store is whole: the last 25 samples, complete and finite, and one for every round.
-    assert sample_rounds(tmp_path) == list(range(16, 41))
+    # The store is whole: the last samples, complete and finite, and one for every round.
+    assert sample_rounds(tmp_path) == list(range(ROUNDS - KEPT + 1, ROUNDS + 1))
     final = load_file(tmp_path / "checkpoints" / "final.safetensors")
     samples = [sample.state for sample in read_samples(tmp_path)]
     for state in samples:
@@ -107,7 +121,7 @@ def test_a_node_is_killed_and_brought_back(
         np.testing.assert_array_equal(samples[-1][name], value)
     # The chain has moved in every round, also in those without the node.
     losses = [entry["loss"] for entry in entries]
-    assert len(set(losses)) == 40
+    assert len(set(losses)) == ROUNDS
     assert all(math.isfinite(loss) for loss in losses)
 
 

@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from process_watch import running, until
 from real_deployment import Bench, bench
 from rich.console import Console
 from safetensors.numpy import load_file
+from shared_cluster import Run, shared_cluster
 from test_cluster import _on_every_tick
 
 from launch.cluster import cluster
@@ -41,6 +43,12 @@ NOISED = {
     "sample-rate": 0.7,
     "server-momentum": 0.5,
 }
+
+
+@pytest.fixture(scope="module")
+def run_in_the_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    with shared_cluster(CLIENTS, tmp_path_factory.mktemp("cluster")) as run:
+        yield run
 
 
 def configuration(repository: Path, folder: Path, options: dict[str, Any]) -> RunConfig:
@@ -76,7 +84,9 @@ def has_finished(folder: Path, server_round: int) -> bool:
     return bool(entries) and entries[-1]["round"] >= server_round
 
 
-def kill_the_server_app(monkeypatch: pytest.MonkeyPatch, config: RunConfig, folder: Path) -> None:
+def kill_the_server_app(
+    monkeypatch: pytest.MonkeyPatch, run: Run, config: RunConfig, folder: Path
+) -> None:
     """Run until round KILLED is on record, then SIGKILL whoever writes it down."""
     killed: list[int] = []
 
@@ -89,8 +99,8 @@ def kill_the_server_app(monkeypatch: pytest.MonkeyPatch, config: RunConfig, fold
 
     with monkeypatch.context() as patch:
         _on_every_tick(patch, act)
-        with pytest.raises(RunFailed):
-            cluster(config, Console(quiet=True))
+        with pytest.raises(RunFailed, match="the ServerApp's process has died"):
+            run(config)
     assert killed
     summary = read_summary(folder)
     assert summary is not None
@@ -98,8 +108,8 @@ def kill_the_server_app(monkeypatch: pytest.MonkeyPatch, config: RunConfig, fold
     assert KILLED <= summary["rounds_completed"] < ROUNDS
 
 
-def resume(config: RunConfig, folder: Path) -> dict[str, Any]:
-    return cluster(config.model_copy(update={"resume": str(folder)}), Console(quiet=True))
+def resume(run: Run, config: RunConfig, folder: Path) -> dict[str, Any]:
+    return run(config.model_copy(update={"resume": str(folder)}))
 
 
 def same_model(one: Path, other: Path) -> None:
@@ -114,32 +124,30 @@ def numbers(folder: Path) -> list[dict[str, Any]]:
 
 
 def test_a_killed_server_app_ends_bit_for_bit_where_it_would_have(
-    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_in_the_cluster: Run
 ) -> None:
     options = {**NOISED, "insecure-seeded-noise": True}
     whole, dead = tmp_path / "whole", tmp_path / "dead"
-    cluster(configuration(repository, whole, options), Console(quiet=True))
+    run_in_the_cluster(configuration(repository, whole, options))
     config = configuration(repository, dead, options)
-    kill_the_server_app(monkeypatch, config, dead)
-    summary = resume(config, dead)
+    kill_the_server_app(monkeypatch, run_in_the_cluster, config, dead)
+    summary = resume(run_in_the_cluster, config, dead)
     assert summary["status"] == "completed"
     assert summary["resumed_after"][0] >= KILLED
     same_model(whole, dead)
     assert numbers(whole) == numbers(dead)
-    assert (dead / "logs-1" / "superlink.log").exists()
-    assert (dead / "logs" / "superlink.log").exists()
 
 
 def test_a_private_run_goes_on_spending_in_its_ledger(
-    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_in_the_cluster: Run
 ) -> None:
     """A round that was charged and lost is charged once more: never less than was released."""
     config = configuration(repository, tmp_path, NOISED)
-    kill_the_server_app(monkeypatch, config, tmp_path)
+    kill_the_server_app(monkeypatch, run_in_the_cluster, config, tmp_path)
     before = charged(tmp_path)
     finished = read_metrics(tmp_path)[-1]["round"]
     assert before in (finished, finished + 1)
-    summary = resume(config, tmp_path)
+    summary = resume(run_in_the_cluster, config, tmp_path)
     [after] = summary["resumed_after"]
     assert charged(tmp_path) == before + ROUNDS - after >= ROUNDS
     assert summary["privacy"]["rounds_charged"] == charged(tmp_path)
@@ -152,9 +160,10 @@ def charged(folder: Path) -> int:
 
 
 def test_everything_is_killed_and_the_command_is_given_again(
-    repository: Path, tmp_path: Path
+    repository: Path, tmp_path: Path, run_in_the_cluster: Run
 ) -> None:
     whole, dead = tmp_path / "whole", tmp_path / "dead"
+    run_in_the_cluster(configuration(repository, whole, PLAIN))
     settings = [
         f"--set={key}={value}"
         for key, value in {
@@ -164,8 +173,6 @@ def test_everything_is_killed_and_the_command_is_given_again(
     ]
     command = ["cluster", repository / "recipes" / "demo.toml", *settings]
     with bench(tmp_path) as commands:
-        done = commands.call(*command, "--output-dir", whole)
-        assert done.returncode == 0, done.stderr
         kill_the_command(commands, command, dead)
         done = commands.call(*command, "--set", f"resume={dead}")
         assert done.returncode == 0, done.stderr
@@ -174,6 +181,8 @@ def test_everything_is_killed_and_the_command_is_given_again(
         assert done_again.returncode == 2
         assert done_again.stderr.count("\n") == 1
         assert f"the run is completed ({ROUNDS} rounds)" in done_again.stderr
+    assert (dead / "logs-1" / "superlink.log").exists()
+    assert (dead / "logs" / "superlink.log").exists()
     same_model(whole, dead)
     assert numbers(whole) == numbers(dead)
 

@@ -1,5 +1,6 @@
 """One recipe with one seed ends with the same model, whatever carries the messages."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -8,20 +9,21 @@ import pytest
 from flower_simulation import run_in_flower_simulation
 from rich.console import Console
 from safetensors.numpy import load_file
+from shared_cluster import Run, shared_cluster
 
-from launch.cluster import cluster
 from launch.recipes import recipe_config
 from launch.simulate import simulate
 from server_app.config import RunConfig
 
 pytestmark = pytest.mark.deployment
 
+CLIENTS = 5
 TOLERANCE = 1e-4
 
 
 def configuration(repository: Path, folder: Path, **options: Any) -> RunConfig:
     values = {
-        "num-clients": 5,
+        "num-clients": CLIENTS,
         "num-byzantine": 0,
         "attack": "none",
         "num-server-rounds": 3,
@@ -30,6 +32,12 @@ def configuration(repository: Path, folder: Path, **options: Any) -> RunConfig:
         **{key.replace("_", "-"): value for key, value in options.items()},
     }
     return recipe_config(repository / "recipes" / "demo.toml", (), values)
+
+
+@pytest.fixture(scope="module")
+def run_in_the_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    with shared_cluster(CLIENTS, tmp_path_factory.mktemp("cluster")) as run:
+        yield run
 
 
 def final_model(folder: Path) -> np.ndarray:
@@ -43,9 +51,11 @@ def assert_same_model(one: Path, other: Path) -> None:
     assert np.linalg.norm(found - expected) <= TOLERANCE * np.linalg.norm(expected)
 
 
-def test_engine_flower_simulation_and_cluster_agree(repository: Path, tmp_path: Path) -> None:
+def test_engine_flower_simulation_and_cluster_agree(
+    repository: Path, tmp_path: Path, run_in_the_cluster: Run
+) -> None:
     simulate(configuration(repository, tmp_path / "engine"), Console(quiet=True))
-    cluster(configuration(repository, tmp_path / "cluster"), Console(quiet=True))
+    run_in_the_cluster(configuration(repository, tmp_path / "cluster"))
     assert_same_model(tmp_path / "engine", tmp_path / "cluster")
     work = tmp_path / "flower"
     work.mkdir()
@@ -54,10 +64,12 @@ def test_engine_flower_simulation_and_cluster_agree(repository: Path, tmp_path: 
 
 
 @pytest.mark.parametrize("algorithm", ["fat-clipping-pr", "fat-clipping-pi"])
-def test_clipping_agrees_over_grpc(repository: Path, tmp_path: Path, algorithm: str) -> None:
+def test_clipping_agrees_over_grpc(
+    repository: Path, tmp_path: Path, run_in_the_cluster: Run, algorithm: str
+) -> None:
     options = {"algorithm": algorithm, "clip_norm": 0.5, "aggregator": "mean"}
     simulate(configuration(repository, tmp_path / "engine", **options), Console(quiet=True))
-    cluster(configuration(repository, tmp_path / "cluster", **options), Console(quiet=True))
+    run_in_the_cluster(configuration(repository, tmp_path / "cluster", **options))
     assert_same_model(tmp_path / "engine", tmp_path / "cluster")
     simulate(
         configuration(repository, tmp_path / "unclipped", aggregator="mean"), Console(quiet=True)
