@@ -52,7 +52,7 @@ def apart(one: np.ndarray, other: np.ndarray) -> float:
 
 
 @pytest.mark.deployment
-@pytest.mark.parametrize("attack", ["min-max", "baruch"])
+@pytest.mark.parametrize("attack", ["min-max", pytest.param("baruch", marks=pytest.mark.slow)])
 def test_a_cluster_and_a_simulation_tell_the_same_lies(
     repository: Path, tmp_path: Path, attack: str
 ) -> None:
