@@ -15,8 +15,9 @@ from open_ports import OPEN_PORTS
 pytestmark = pytest.mark.docker
 
 SECONDS = 400
-CLIENTS, BYZANTINE = 5, 1
-LIAR = 5
+# As few as RAGE needs to tell a liar: a container's start is most of what it costs.
+CLIENTS, BYZANTINE = 3, 1
+LIAR = CLIENTS
 ROUNDS = 3
 _FLEET, _CONTROL, _APPS, _COLLUSION = 9092, 9093, 9091, 9095
 
@@ -96,7 +97,7 @@ def test_a_federation_runs_to_its_end(
             timeout=120,
         ).stdout
         assert status.count("online") == CLIENTS + BYZANTINE, status
-        assert ("client-5" in status) == bool(tls)
+        assert (f"client-{LIAR}" in status) == bool(tls)
     finally:
         make(repository, env, "compose-down")
 
