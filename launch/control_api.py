@@ -32,6 +32,10 @@ class RunStatus:
     details: str
 
     @property
+    def running(self) -> bool:
+        return self.state == Status.RUNNING
+
+    @property
     def finished(self) -> bool:
         return self.state == Status.FINISHED
 

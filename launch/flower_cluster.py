@@ -27,7 +27,6 @@ from types import TracebackType
 from typing import Self
 
 import grpc
-from flwr.common.constant import Status
 
 from . import interrupts
 from .app_bundle import Scalar
@@ -236,14 +235,15 @@ class FlowerCluster:
 
     def _check_server_app(self, run_id: int, status: RunStatus) -> None:
         """DeploymentError if the ServerApp of a run is dead. Flower would say so a minute later."""
-        if sys.platform != "linux" or status.state != Status.RUNNING:
+        if sys.platform != "linux" or not status.running:
             return
         if app_processes(self.id, "flwr-serverapp"):
             return
         # One that ends in good order has told the SuperLink before.
         now = self._status_if_answered(run_id)
         if now is not None and not now.finished:
-            self.stop(run_id)
+            with contextlib.suppress(grpc.RpcError):
+                self.stop(run_id)
             raise DeploymentError(
                 f"the ServerApp's process has died; the run's output is in {self.logs}"
             )
