@@ -29,8 +29,7 @@ from rich.table import Table
 
 from benchmarks.grpc_apps import SECONDS
 from blackthorn.__main__ import app_root
-from launch.app_bundle import Scalar, stage_app
-from launch.cluster import PACKAGES
+from launch.app_bundle import PACKAGES, Scalar, stage_app
 from launch.flower_cluster import DeploymentError, FlowerCluster
 from server_app.run_folder import read_metrics
 

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import tomli_w
 
+from server_app.config import may_be_own_code
+
 Scalar = str | int | float | bool
 
 # What the nodes need of this app.
@@ -44,9 +46,8 @@ def bundle_own_code(
     changed = dict(run_config)
     for key in keys:
         name = str(run_config.get(key))
-        if ":" not in name:
+        if not may_be_own_code(name):
             continue
-        # Imports torch, for which a run without own code need not wait.
         from attacks.own_code import copy_name, is_own_code
 
         if not is_own_code(name):

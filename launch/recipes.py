@@ -4,7 +4,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from server_app.config import OWN_CODE_KEYS, RunConfig, make_config, parse_setting, read_recipe
+from server_app.config import (
+    OWN_CODE_KEYS,
+    RunConfig,
+    make_config,
+    may_be_own_code,
+    parse_setting,
+    read_recipe,
+)
 
 
 def recipe_config(
@@ -23,8 +30,7 @@ def recipe_config(
     values.update({key: value for key, value in (options or {}).items() if value is not None})
     for key in OWN_CODE_KEYS:
         name = values.get(key)
-        if isinstance(name, str) and ":" in name:
-            # Imports torch, for which most commands need not wait.
+        if may_be_own_code(name):
             from attacks.own_code import absolute
 
             folders = (Path.cwd(), *([] if recipe is None else [recipe.absolute().parent]))

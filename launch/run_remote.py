@@ -180,10 +180,9 @@ def _submit(config: RunConfig, to: Connection) -> int:
     from launch.app_bundle import PACKAGES
     from launch.submission import submit
     from launch.workplace import QUIET, write_connection
-    from server_app.config import OWN_CODE_KEYS, to_mapping
+    from server_app.config import OWN_CODE_KEYS, may_be_own_code, to_mapping
 
-    if any(":" in getattr(config, key) for key in OWN_CODE_KEYS):
-        # Imports torch, for which a run without own code need not wait.
+    if any(may_be_own_code(getattr(config, key)) for key in OWN_CODE_KEYS):
         from server_app.build import check_names
 
         check_names(config)

@@ -9,7 +9,7 @@ import math
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeGuard
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -32,6 +32,12 @@ CLIPPING_ALGORITHMS = (
 
 class ConfigError(ValueError):
     """A wrong key or value in a run configuration; the message is one line for the user."""
+
+
+def may_be_own_code(name: object) -> TypeGuard[str]:
+    """Whether `name` could be of the form FILE.py:FUNCTION, for those who import `attacks`, and
+    torch with it, only then."""
+    return isinstance(name, str) and ":" in name
 
 
 def _kebab(name: str) -> str:
