@@ -57,8 +57,8 @@ def seconds_a_round(module: str, *arguments: str, processes: int = 1) -> float |
 def compare(workload: Workload, rounds: int, peer_rounds: int, turns: int) -> list[str]:
     """A row of the table: medians over the turns, of the ratios within each turn too."""
     ours: list[float] = []
-    peers: dict[str, list[float]] = {"ray": [], "pfl": []}
-    ratios: dict[str, list[float]] = {"ray": [], "pfl": []}
+    peers: dict[str, list[float]] = {name: [] for name in PEERS}
+    ratios: dict[str, list[float]] = {name: [] for name in PEERS}
     for _ in range(turns):
         own = seconds_a_round("engine_rounds", workload.name, str(rounds))
         ours += [] if own is None else [own]
@@ -66,9 +66,9 @@ def compare(workload: Workload, rounds: int, peer_rounds: int, turns: int) -> li
             if importlib.util.find_spec(name) is None:
                 continue
             other = seconds_a_round(module, workload.name, str(peer_rounds), processes=processes)
-            if own is not None and other is not None:
+            if other is not None:
                 peers[name].append(other)
-                ratios[name].append(other / own)
+                ratios[name] += [] if own is None else [other / own]
     rates = [_rate(workload.per_round, _median(each)) for each in (ours, *peers.values())]
     times = [_ratio(_median(each)) for each in ratios.values()]
     return [workload.name, _seconds(_median(ours)), *rates, *times]

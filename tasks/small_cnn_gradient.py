@@ -3,7 +3,7 @@
 Images and activations are kept as [H, W, n, C], the examples and channels of a pixel adjacent in
 memory: convolutions are then matrix products of whole rows of pixels, and the rest loops over
 adjacent numbers (small_cnn_kernels.py). A step of automatic differentiation spends most of its
-time outside the products; this one a third. Images go there and back in blocks, always in the
+time outside the products; this one a fifth. Images go there and back in blocks, always in the
 same memory, which the caches then hold.
 
 Behind each convolution y = K * x (3x3, padded) come its bias, normalisation by groups of channels
@@ -29,7 +29,7 @@ from torch import Tensor
 from tasks import small_cnn_kernels as kernels
 from tasks.small_cnn import FIRST, GROUPS, HIDDEN, SECOND
 
-_BLOCK = 16  # images: of 32, memory would not fit the second cache of a core, a tenth slower
+_BLOCK = 16  # images; with 32, which need twice the memory, a step took a tenth longer
 _Array = np.ndarray[Any, Any]
 
 

@@ -261,22 +261,21 @@ def _spread(
 
 
 # A call costs more than its loops may: other threads cannot take their turn in Python while it is
-# prepared. So each way into a layer and out of it is one call.
+# prepared. So each way into a layer and out of it is one call; what `normalise` and its way back
+# take comes as a tuple.
 
 
 @_compiled
-def normalise_to_rows(normalised: tuple[Any, ...], pooled: _Array, rows: _Array) -> None:
-    """`normalise` of the arguments `normalised`, then `with_neighbours`: `pooled` [H, W, n, C] is
-    another view of its `out`."""
-    normalise(*normalised)
+def normalise_to_rows(arguments: tuple[Any, ...], pooled: _Array, rows: _Array) -> None:
+    """`normalise`, then `with_neighbours` of `pooled` [H, W, n, C], a view of its `out`."""
+    normalise(*arguments)
     with_neighbours(pooled, rows)
 
 
 @_compiled
-def normalise_to_features(normalised: tuple[Any, ...], pooled: _Array, features: _Array) -> None:
-    """`normalise` of the arguments `normalised`, then features [n, C, p'] from another view of its
-    `out`, `pooled` [p', n, C]."""
-    normalise(*normalised)
+def normalise_to_features(arguments: tuple[Any, ...], pooled: _Array, features: _Array) -> None:
+    """`normalise`, then its `out` as features [n, C, p']; `pooled` [p', n, C] is a view of it."""
+    normalise(*arguments)
     # Ten times as fast as NumPy's assignment in this direction.
     for e in range(features.shape[0]):
         for p in range(features.shape[2]):
@@ -285,23 +284,22 @@ def normalise_to_features(normalised: tuple[Any, ...], pooled: _Array, features:
 
 
 @_compiled
-def normalise_backward_from_rows(rows: _Array, below: _Array, normalised: tuple[Any, ...]) -> None:
-    """`from_neighbours` into `below`, another view of the gradient that `normalise_backward` then
-    takes among its arguments, `normalised`."""
+def normalise_backward_from_rows(rows: _Array, below: _Array, arguments: tuple[Any, ...]) -> None:
+    """`from_neighbours` into `below`, then `normalise_backward` of a `gradient` that views it."""
     from_neighbours(rows, below)
-    normalise_backward(*normalised)
+    normalise_backward(*arguments)
 
 
 @_compiled
 def normalise_backward_from_features(
-    features: _Array, below: _Array, normalised: tuple[Any, ...]
+    features: _Array, below: _Array, arguments: tuple[Any, ...]
 ) -> None:
     """The same of a gradient for the features [n, C, p'], with `below` [p', n, C]."""
     for p in range(below.shape[0]):
         for e in range(below.shape[1]):
             for c in range(below.shape[2]):
                 below[p, e, c] = features[e, c, p]
-    normalise_backward(*normalised)
+    normalise_backward(*arguments)
 
 
 @_compiled
