@@ -2,18 +2,16 @@
 
 import logging
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 from flwr.app import ConfigRecord, Context, Message
 from flwr.clientapp import ClientApp
 
 from server_app.config import RunConfig, make_config
-from server_app.privacy_checks import claims_privacy
 from tasks.evaluation import evaluate
-from tasks.shards import Shard
 
 from .bounding import bounded_models, step_clip_norm, unclipped_norms
+from .disclosure import disclosing
 from .dp_sgd import sample_epsilon, train_clients_privately
 from .langevin_training import langevin_training
 from .messages import (
@@ -31,11 +29,10 @@ from .private_update import noised_models
 from .training import LocalSGD, LocalSteps, client_generator, train_clients, training_device
 
 _TRAINED = "rounds-trained"
-_UNTOLD = "its examples cannot be used; under a privacy claim only its own output says why"
 
 logger = logging.getLogger("blackthorn")
 
-app = ClientApp()
+app = ClientApp(mods=[disclosing])
 
 
 def local_training(
@@ -54,11 +51,6 @@ def local_training(
     )
 
 
-def reported_count(config: RunConfig, shard: Shard) -> int:
-    """What a client says of the number of its examples: under a privacy claim, nothing (1)."""
-    return 1 if claims_privacy(config) else shard.num_examples
-
-
 def _node(context: Context) -> tuple[RunConfig, NodeClient]:
     # Nodes share a machine's cores, and one shard is too little work for several threads.
     torch.set_num_threads(1)
@@ -73,25 +65,12 @@ def enrol(message: Message, context: Context) -> Message:
     Raises ValueError where the node does not even know its client.
     """
     try:
-        config, client = _node(context)
+        _, client = _node(context)
     except ValueError as error:
-        return _refusal(message, context, error)
-    return enrolment_reply(message, client.client_id, reported_count(config, client.shard))
-
-
-def _refusal(message: Message, context: Context, error: ValueError) -> Message:
-    """Say here why the client cannot take part, and to the server as much as it may know."""
-    client_id = node_client_id(context.node_config)
-    logger.error("client %d cannot take part in run %d: %s", client_id, context.run_id, error)
-    private = claims_privacy(make_config(context.run_config))
-    problem = _UNTOLD if private else _told_problem(context, error)
-    return enrolment_refusal(message, client_id, problem)
-
-
-def _told_problem(context: Context, error: ValueError) -> str:
-    """What the server is told: where on its machine a client keeps its data is its own affair."""
-    path = str(context.node_config.get("data-path", ""))
-    return str(error).replace(path, Path(path).name) if path else str(error)
+        client_id = node_client_id(context.node_config)
+        logger.error("client %d cannot take part in run %d: %s", client_id, context.run_id, error)
+        return enrolment_refusal(message, client_id, str(error))
+    return enrolment_reply(message, client.client_id, client.shard.num_examples)
 
 
 @app.train()
@@ -118,9 +97,9 @@ def train(message: Message, context: Context) -> Message:
     noised = noised_models(config, bounded, request, [client.client_id])
     (arrays,) = trained_arrays(request.arrays, model, noised)
     (norm,) = unclipped_norms(config, start, params, request.local_lr)
-    loss = None if claims_privacy(config) else float(losses[0])
     spent = sample_epsilon(config, client.shard, _rounds_trained(context, request.server_round))
-    return train_reply(message, arrays, reported_count(config, client.shard), loss, norm, spent)
+    count = client.shard.num_examples
+    return train_reply(message, arrays, count, float(losses[0]), norm, spent)
 
 
 def _rounds_trained(context: Context, server_round: int) -> int:

@@ -3,7 +3,7 @@
 import torch
 
 from server_app.config import RunConfig, clip_units
-from server_app.privacy_checks import PRIVATE_ALGORITHMS, claims_privacy
+from server_app.privacy_checks import PRIVATE_ALGORITHMS
 from strategies.bounding import clip, normalize, row_norms
 from strategies.update_clipping import ClipNorm
 
@@ -30,12 +30,8 @@ def bounded_models(
 def unclipped_norms(
     config: RunConfig, start: torch.Tensor, params: torch.Tensor, local_lr: float
 ) -> list[float | None]:
-    """‖u_i‖ in gradient units of the B clients' models, before they clip; None if they do not.
-
-    Under a privacy claim no client tells.
-    """
-    tells = config.instruments and not claims_privacy(config)
-    if config.algorithm not in CLIPS_UPDATES or not tells:
+    """‖u_i‖ in gradient units of the B clients' models, before they clip; None if they do not."""
+    if config.algorithm not in CLIPS_UPDATES or not config.instruments:
         return [None] * len(params)
     return (row_norms(start - params) / local_lr).tolist()
 

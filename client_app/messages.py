@@ -16,6 +16,8 @@ from strategies.array_codec import decode, encode
 from tasks.flat_model import FlatModel
 
 _NO_RECORDS = RecordDict()
+NUM_EXAMPLES = "num-examples"
+PROBLEM = "problem"
 
 
 @dataclass(frozen=True)
@@ -102,11 +104,11 @@ def train_reply(
     update_norm: float | None = None,
     sample_epsilon: float | None = None,
 ) -> Message:
-    """The reply to a train message; without a loss where that is nobody else's business.
+    """The reply to a train message; `disclosed` decides what of it is sent.
 
     `update_norm` is ‖u_i‖ in gradient units before the client clipped its update, for the
-    server's instruments; None where it did not clip, or does not tell. `sample_epsilon` is what
-    one of the client's examples has spent in local DP-SGD.
+    server's instruments; None where it did not clip. `sample_epsilon` is what one of the client's
+    examples has spent in local DP-SGD.
     """
     # Copies take a fraction of what Flower's constructor does, and of setting an entry.
     metrics = _counted(num_examples).copy()
@@ -123,22 +125,22 @@ def train_reply(
 
 @lru_cache(maxsize=256)
 def _counted(num_examples: int) -> MetricRecord:
-    return MetricRecord({"num-examples": num_examples})
+    return MetricRecord({NUM_EXAMPLES: num_examples})
 
 
 def evaluate_reply(message: Message, num_examples: int, metrics: Mapping[str, float]) -> Message:
     """The reply to an evaluate message."""
-    record = MetricRecord({"num-examples": num_examples, **metrics})
+    record = MetricRecord({NUM_EXAMPLES: num_examples, **metrics})
     return Message(RecordDict({"metrics": record}), reply_to=message)
 
 
 def enrolment_reply(message: Message, client_id: int, num_examples: int) -> Message:
     """The answer to the server's question which client this node holds."""
-    record = MetricRecord({"client-id": client_id, "num-examples": num_examples})
+    record = MetricRecord({"client-id": client_id, NUM_EXAMPLES: num_examples})
     return Message(RecordDict({"metrics": record}), reply_to=message)
 
 
 def enrolment_refusal(message: Message, client_id: int, problem: str) -> Message:
     """The answer of a node whose client cannot take part: an error reply would not name it."""
-    metrics, config = MetricRecord({"client-id": client_id}), ConfigRecord({"problem": problem})
+    metrics, config = MetricRecord({"client-id": client_id}), ConfigRecord({PROBLEM: problem})
     return Message(RecordDict({"metrics": metrics, "config": config}), reply_to=message)

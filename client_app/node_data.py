@@ -15,6 +15,7 @@ from tasks.own_data import load_own_data
 from tasks.problem import Problem, load_problem
 from tasks.shards import ExampleShard, Shard, split_held_out
 
+from .disclosure import may_say
 from .training import client_generator
 
 HELD_OUT_FRACTION = 0.2
@@ -57,21 +58,24 @@ def node_client_id(node_config: Mapping[str, bool | int | float | str]) -> int:
 def _load(config: RunConfig, client_id: int, path: str, poison: str) -> NodeClient:
     problem = load_problem(config)
     shard, held_out = (
-        _own_data(problem, client_id, path) if path else (_share(problem, client_id), None)
+        _own_data(config, problem, client_id, path) if path else (_share(problem, client_id), None)
     )
     # A test node may be told by its own operator to lie about its labels.
     return NodeClient(client_id, problem, problem.poisoned(shard, poison), held_out)
 
 
-def _own_data(problem: Problem, client_id: int, path: str) -> tuple[Shard, Examples | None]:
-    """The node's own examples; part of them are held out where the server cannot evaluate."""
+def _own_data(
+    config: RunConfig, problem: Problem, client_id: int, path: str
+) -> tuple[Shard, Examples | None]:
+    """The node's own examples; part of them are held out where the server cannot evaluate, and
+    the client may say how it did: a split by chance would move with every example besides."""
     task = problem.task
     if not isinstance(task, LabelledTask):
         raise ValueError(f"task {task.name!r} takes no examples of a node's own: omit data-path")
     examples = load_own_data(path, task.input_shape, task.num_classes)
-    if task.server_evaluates:
+    if task.server_evaluates or not may_say(config, "evaluation"):
         return ExampleShard(examples), None
-    generator = client_generator(problem.config.seed, 0, client_id)
+    generator = client_generator(config.seed, 0, client_id)
     training, held_out = split_held_out(examples, HELD_OUT_FRACTION, generator)
     return ExampleShard(training), held_out
 

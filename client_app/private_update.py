@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import torch
 
+from client_app.disclosure import PublicRefusal
 from client_app.messages import RoundRequest
 from server_app.config import RunConfig, clip_units
 from server_app.privacy_checks import is_noised
@@ -25,7 +26,7 @@ def noised_models(
     rows come back where the server draws the noise. From the operating system's entropy, or from
     the run's seed where `insecure-seeded-noise` says so.
 
-    Raises ValueError, so that nothing is sent, where the server names more clients or less noise
+    Raises PublicRefusal, so that nothing is sent, where the server names more clients or less noise
     than the run's configuration allows: with less than the local figure counts on, a client does
     not answer.
     """
@@ -49,13 +50,13 @@ def noised_models(
 def _check_request(config: RunConfig, request: RoundRequest) -> None:
     z = config.noise_multiplier
     if not 0 < request.noise_multiplier < math.inf or request.noise_multiplier < z:
-        raise ValueError(
+        raise PublicRefusal(
             f"the server asks for noise-multiplier = {request.noise_multiplier:g}: the run's is "
             f"{z or 'positive'}"
         )
     most = _largest_cohort(config)
     if request.num_invited > most:
-        raise ValueError(
+        raise PublicRefusal(
             f"the server names {request.num_invited} clients in the round: the local guarantee "
             f"counts on at most {most}"
         )

@@ -24,6 +24,11 @@ def claims_privacy(config: "RunConfig") -> bool:
     return is_noised(config) and config.claim_privacy and not config.insecure_seeded_noise
 
 
+def claims_sample_privacy(config: "RunConfig") -> bool:
+    """Whether every client claims privacy for its single examples, against the server too."""
+    return config.local_dp_sgd and config.claim_privacy and not config.insecure_seeded_noise
+
+
 def check_privacy(config: "RunConfig") -> None:
     """Raises ValueError, one line: what is wrong or breaks the claim, and what to set instead."""
     _check_dp_sgd(config)
@@ -61,6 +66,11 @@ def _check_dp_sgd(config: "RunConfig") -> None:
         raise ValueError(
             f"local-dp-sgd = true is not allowed with algorithm {config.algorithm}, which has "
             "local steps of its own: set local-dp-sgd = false"
+        )
+    if claims_sample_privacy(config) and config.weighting == "num-examples":
+        raise ValueError(
+            "weighting = num-examples breaks the claim of local-dp-sgd: a client may not say how "
+            f"many examples it has; set weighting = uniform, {_OR_NO_CLAIM}"
         )
 
 

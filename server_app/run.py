@@ -26,7 +26,7 @@ from server_app.privacy import (
     privacy_entry,
     privacy_plan,
 )
-from server_app.privacy_checks import is_noised
+from server_app.privacy_checks import claims_sample_privacy, is_noised
 from server_app.resume import how_it_goes_on, read_resumed
 from server_app.run_counts import last_report
 from server_app.run_folder import RunFolder, choose_folder, create_folder
@@ -153,7 +153,7 @@ def _federate(
             num_rounds=config.num_server_rounds,
             timeout=config.round_timeout,
             train_config=ConfigRecord({"seed": config.seed}),
-            evaluate_fn=server_evaluation(prepared.problem),
+            evaluate_fn=evaluation_of(config, prepared.problem),
             from_state=None if saved is None else saved.state,
         )
     except OwnAttackFailed as error:
@@ -210,6 +210,14 @@ def with_simulated_attack(config: RunConfig, grid: Grid) -> Grid:
     return AttackingGrid(
         grid, config.attack, corrupt, config.seed, config.collusion, config.omniscient
     )
+
+
+def evaluation_of(config: RunConfig, problem: Problem) -> EvaluateFn | None:
+    """Who evaluates: None for the clients, on examples of theirs; nobody where neither the server
+    can nor they may say."""
+    if server_evaluation(problem) is None and claims_sample_privacy(config):
+        return lambda server_round, arrays: None  # noqa: ARG005
+    return server_evaluation(problem)
 
 
 def server_evaluation(problem: Problem) -> EvaluateFn | None:

@@ -14,8 +14,9 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from torch import Tensor
 
-from client_app.app import local_training, reported_count
+from client_app.app import local_training
 from client_app.bounding import bounded_models, unclipped_norms
+from client_app.disclosure import disclosed
 from client_app.dp_sgd import sample_epsilon, train_clients_privately
 from client_app.messages import (
     RoundRequest,
@@ -28,7 +29,6 @@ from client_app.messages import (
 from client_app.private_update import noised_models
 from client_app.training import ClientGenerators, train_clients, training_device
 from server_app.config import RunConfig
-from server_app.privacy_checks import claims_privacy
 from simulation.memory import keep_freed_memory, set_imports_aside
 from strategies.array_codec import HeldArray
 from tasks.problem import Problem
@@ -124,8 +124,8 @@ class EngineGrid(Grid):
 
     def _enrol(self, message: Message) -> Message:
         client = _client_of(message)
-        count = reported_count(self.config, self._shards[client])
-        return enrolment_reply(message, client, count)
+        reply = enrolment_reply(message, client, self._shards[client].num_examples)
+        return disclosed(self.config, reply)
 
     def _train_cohort(self, messages: Sequence[Message]) -> list[Message]:
         return train_together([self], [messages])[0]
@@ -207,15 +207,17 @@ def _replies(
     config, request = grid.config, cohort.requests[0]
     noised = noised_models(config, params, request, cohort.clients)
     answers = trained_arrays(request.arrays, grid.problem.model, noised, HeldArray)
-    silent = claims_privacy(config)
     return [
-        train_reply(
-            message,
-            arrays,
-            reported_count(config, shard),
-            None if silent else loss,
-            norm,
-            sample_epsilon(config, shard, cohort.requests[0].server_round),
+        disclosed(
+            config,
+            train_reply(
+                message,
+                arrays,
+                shard.num_examples,
+                loss,
+                norm,
+                sample_epsilon(config, shard, cohort.requests[0].server_round),
+            ),
         )
         for message, arrays, shard, loss, norm in zip(
             cohort.messages, answers, cohort.shards, losses.tolist(), norms, strict=True

@@ -546,7 +546,7 @@ class FederatedStrategy(Strategy):
         model = self._require_model().current.clone()
         report = RoundReport(0, [], [], [], self._local_lr, model, confidential=self.confidential)
         report.metrics = _record(result, 0, evaluate_fn(0, arrays))
-        report.evaluated_by = "server"
+        report.evaluated_by = "server" if report.metrics else None
         self._note_accuracy(report.metrics)
         self._publish(report)
         return report.metrics
@@ -565,7 +565,7 @@ class FederatedStrategy(Strategy):
         arrays = self._require_model().arrays()
         if evaluate_fn is not None:
             report.metrics = _record(result, server_round, evaluate_fn(server_round, arrays))
-            report.evaluated_by = "server"
+            report.evaluated_by = "server" if report.metrics else None
         else:
             self._send_evaluation(server_round, arrays, config, grid, timeout)
             asked = self._evaluation

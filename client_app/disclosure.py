@@ -1,0 +1,109 @@
+"""What a client may say of itself, by the privacy claim it takes part under.
+
+Everything a client sends besides its model goes through `disclosed`: its replies and its refusals,
+in the ClientApp (as the mod `disclosing`) and in the in-process engine. A figure that has no row
+here is said only where nothing is claimed.
+"""
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+from flwr.app import ConfigRecord, Context, Message, MetricRecord
+from flwr.clientapp.typing import ClientAppCallable
+
+from server_app.config import RunConfig, make_config
+from server_app.privacy_checks import claims_privacy, claims_sample_privacy
+
+from .messages import NUM_EXAMPLES, PROBLEM
+
+Level = Literal["none", "sample", "client"]
+
+UNTOLD = "its examples cannot be used; under a privacy claim only its own output says why"
+
+# Figure -> the levels at which it is said as it is, and why.
+_SAID: dict[str, tuple[tuple[Level, ...], str]] = {
+    "client-id": (("none", "sample", "client"), "who it is, not what it has"),
+    "sample-epsilon": (("none", "sample", "client"), "of the configuration and the rounds alone"),
+    "update-norm": (("none", "sample"), "of the model that is sent: DP-SGD's noise is in it"),
+    "evaluation": (("none",), "exact figures of examples; so none are held out for it either"),
+    PROBLEM: (("none",), "what is wrong with an example tells of it; UNTOLD in its place"),
+    NUM_EXAMPLES: (("none",), "one example more or less shows in it; 1 in its place"),
+}
+
+logger = logging.getLogger("blackthorn")
+
+
+class PublicRefusal(ValueError):
+    """A refusal whose text is made of the server's request and of configuration alone, of no
+    example: the server is told it under every claim."""
+
+
+def level(config: RunConfig) -> Level:
+    """The claim that a run's clients take part under; where both are made, the client's."""
+    if claims_privacy(config):
+        return "client"
+    return "sample" if claims_sample_privacy(config) else "none"
+
+
+def may_say(config: RunConfig, figure: str) -> bool:
+    """Whether a client says ``figure`` as it is; one that has no row, where nothing is claimed."""
+    levels, _ = _SAID.get(figure, (("none",), ""))
+    return level(config) in levels
+
+
+def disclosed(
+    config: RunConfig, reply: Message, node_config: Mapping[str, object] | None = None
+) -> Message:
+    """The reply with nothing in its metrics and its text that the claim does not allow.
+
+    Where on its machine a client keeps its data (`data-path` of ``node_config``) is its own
+    affair under every claim. A model's arrays pass: they are what the claim is about, and so do
+    records of configuration other than a problem's text.
+    """
+    if not reply.has_content():
+        return reply
+    for record in reply.content.values():
+        if isinstance(record, MetricRecord):
+            _withhold(config, record)
+        if isinstance(record, ConfigRecord) and PROBLEM in record:
+            record[PROBLEM] = told_problem(config, str(record[PROBLEM]), node_config)
+    return reply
+
+
+def _withhold(config: RunConfig, metrics: MetricRecord) -> None:
+    if level(config) == "none":
+        return
+    for figure in list(metrics):
+        if figure == NUM_EXAMPLES:
+            metrics[figure] = 1
+        elif not may_say(config, figure):
+            del metrics[figure]
+
+
+def told_problem(
+    config: RunConfig, problem: str, node_config: Mapping[str, object] | None = None
+) -> str:
+    """What the server is told of a problem: the text without the path of the data, or UNTOLD."""
+    if not may_say(config, PROBLEM):
+        return UNTOLD
+    path = str((node_config or {}).get("data-path", ""))
+    return problem.replace(path, Path(path).name) if path else problem
+
+
+def disclosing(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+    """Flower mod: whatever the app answers goes through `disclosed`, and what it raises, whose
+    text Flower sends to the server, through `told_problem`; the whole is in the client's log."""
+    config = make_config(context.run_config)
+    try:
+        reply = call_next(message, context)
+    except PublicRefusal:
+        raise
+    except Exception as error:
+        told = told_problem(config, str(error), context.node_config)
+        if told == str(error):
+            raise
+        logger.exception("a message of run %d was not answered", context.run_id)
+        raise ValueError(told) from None
+    return disclosed(config, reply, context.node_config)

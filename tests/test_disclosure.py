@@ -1,0 +1,197 @@
+"""What a client sends besides its model, under each claim: two data sets that differ in one example
+must look alike wherever one is made, from the ClientApp as from the engine."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+
+from client_app import app as client_app
+from client_app.app import app
+from client_app.disclosure import PublicRefusal, disclosed
+from client_app.node_data import load_node_client
+from server_app.build import build_strategy
+from server_app.config import ConfigError, RunConfig, make_config, to_mapping
+from server_app.run import evaluation_of
+from simulation.engine import EngineGrid
+from tasks.datasets import Examples
+from tasks.problem import Problem, load_problem
+from tasks.shards import ExampleShard
+
+OWN = {"task": "own-data", "input-shape": "4", "num-classes": 2, "num-clients": 1}
+SAMPLE = {"local-dp-sgd": True, "dp-sgd-noise-multiplier": 20.0, "batch-size": 8}
+CLIENT = {"algorithm": "dp-fedavg", "clip-norm": 1.0, "noise-multiplier": 2.0}
+CLAIMS = {
+    "sample": SAMPLE,
+    "client": CLIENT,
+    "both": {**CLIENT, **SAMPLE},
+    "clips": {"algorithm": "ce-fedavg", "clip-norm": 1.0, "instruments": True, **SAMPLE},
+}
+NO_CLAIM = {
+    "no privacy": {},
+    "seeded": {**SAMPLE, "insecure-seeded-noise": True},
+    "not claimed": {**SAMPLE, "claim-privacy": False},
+}
+# A figure that rests on the noised model alone may differ from one draw of noise to the next.
+OF_THE_NOISED_MODEL = ("update-norm", "sample-epsilon")
+
+
+def data(folder: Path, n: int) -> str:
+    """`n` examples; the 33rd is far from all others."""
+    path = folder / f"{n}.npz"
+    x = np.random.default_rng(0).random((n, 4))
+    x[32:] = 100.0
+    np.savez(path, x=x, y=np.arange(n) % 2)
+    return str(path)
+
+
+def told(replies: list[Message]) -> list[dict[str, Any]]:
+    """Every record of the replies that is no model."""
+    return [
+        {f"{name}/{key}": value for key, value in record.items() if key not in OF_THE_NOISED_MODEL}
+        for reply in replies
+        for name, record in reply.content.items()
+        if not isinstance(record, ArrayRecord)
+    ]
+
+
+def everything_sent(config: RunConfig, path: str) -> list[Message]:
+    """The ClientApp's replies to a question of each kind."""
+    problem = load_problem(config)
+    context = Context(1, 5, {"client-id": 0, "data-path": path}, RecordDict(), to_mapping(config))
+    round_config = ConfigRecord({"server-round": 1, "local-lr": config.local_lr, "num-invited": 1})
+    content = RecordDict({"arrays": ArrayRecord(problem.state()), "config": round_config})
+    replies = [app(Message(RecordDict(), 5, "query"), context)]
+    replies.append(app(Message(content, 5, "train"), context))
+    try:
+        replies.append(app(Message(content, 5, "evaluate"), context))
+    except ValueError as error:  # Flower sends its text
+        problem_text = ConfigRecord({"problem": str(error)})
+        replies.append(Message(RecordDict({"config": problem_text}), 5, "evaluate"))
+    return replies
+
+
+@pytest.mark.parametrize("claim", CLAIMS)
+def test_under_a_claim_one_example_more_shows_in_nothing_that_is_said(
+    tmp_path: Path, claim: str
+) -> None:
+    config = make_config({**OWN, **CLAIMS[claim]})
+    few, more = (told(everything_sent(config, data(tmp_path, n))) for n in (32, 33))
+    assert few == more
+
+
+@pytest.mark.parametrize("case", NO_CLAIM)
+def test_where_nothing_is_claimed_all_of_it_is_said(tmp_path: Path, case: str) -> None:
+    config = make_config({**OWN, **NO_CLAIM[case]})
+    replies = everything_sent(config, data(tmp_path, 33))
+    enrolled, trained, evaluated = (reply.content.metric_records["metrics"] for reply in replies)
+    assert enrolled["num-examples"] == trained["num-examples"] == 26
+    assert isinstance(trained["train-loss"], float)
+    assert evaluated["num-examples"] == 7
+    assert "accuracy" in evaluated
+
+
+@pytest.mark.parametrize("claim", CLAIMS)
+def test_the_engine_says_what_the_client_app_says(claim: str) -> None:
+    config = make_config({"task": "digits", "num-clients": 3, **CLAIMS[claim]})
+    problem = load_problem(config)
+    grid = EngineGrid(config, problem)
+    few, more = (told(engine_replies(grid, problem, n)) for n in (32, 33))
+    assert few == more
+    assert all("metrics/train-loss" not in records for records in few)
+
+
+def engine_replies(grid: EngineGrid, problem: Problem, n: int) -> list[Message]:
+    examples = Examples(torch.rand(n, 1, 8, 8), torch.arange(n) % 10)
+    grid._shards = [ExampleShard(examples) for _ in range(grid.config.num_clients)]
+    round_config = ConfigRecord({"server-round": 1, "local-lr": 0.1, "num-invited": 3})
+    content = RecordDict({"arrays": ArrayRecord(problem.state()), "config": round_config})
+    return [
+        reply
+        for kind in ("query", "train")
+        for reply in grid.send_and_receive(
+            [Message(content, node, kind) for node in grid.get_node_ids()]
+        )
+    ]
+
+
+@pytest.mark.parametrize("claim", CLAIMS)
+def test_a_figure_without_a_row_is_not_said(claim: str) -> None:
+    config = make_config({**OWN, **CLAIMS[claim]})
+    metrics = MetricRecord({"client-id": 3, "num-examples": 50, "largest-pixel": 0.7})
+    reply = disclosed(config, Message(RecordDict({"metrics": metrics}), 5, "train"))
+    assert dict(reply.content.metric_records["metrics"]) == {"client-id": 3, "num-examples": 1}
+
+
+@pytest.mark.parametrize("claim", CLAIMS)
+def test_what_goes_wrong_in_a_round_is_told_to_the_client_alone(
+    tmp_path: Path,
+    claim: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Flower sends the text of what a ClientApp raises."""
+
+    def broken(*_: object) -> None:
+        raise ArithmeticError("example 17 is 1e30")
+
+    monkeypatch.setattr(client_app, "bounded_models", broken)
+    path = data(tmp_path, 32)
+    with pytest.raises(ValueError, match="only its own output says why") as raised:
+        everything_sent(make_config({**OWN, **CLAIMS[claim]}), path)
+    assert "17" not in str(raised.value)
+    assert "example 17 is 1e30" in caplog.text
+    with pytest.raises(ArithmeticError, match="example 17"):
+        everything_sent(make_config(OWN), path)
+
+
+def test_a_refusal_of_the_request_is_told_under_a_claim(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuses(*_: object) -> None:
+        raise PublicRefusal("the server asks for too little noise")
+
+    monkeypatch.setattr(client_app, "noised_models", refuses)
+    with pytest.raises(PublicRefusal, match="too little noise"):
+        everything_sent(make_config({**OWN, **SAMPLE}), data(tmp_path, 32))
+
+
+def test_a_path_is_never_told(tmp_path: Path) -> None:
+    missing = str(tmp_path / "secret place" / "a.npz")
+    config = make_config(OWN)
+    context = Context(
+        1, 5, {"client-id": 0, "data-path": missing}, RecordDict(), to_mapping(config)
+    )
+    content = RecordDict({"config": ConfigRecord({"server-round": 1}), "arrays": ArrayRecord()})
+    with pytest.raises(ValueError, match=r"a\.npz") as raised:
+        app(Message(content, 5, "train"), context)
+    assert "secret place" not in str(raised.value)
+
+
+@pytest.mark.parametrize("claim", CLAIMS)
+def test_nothing_is_held_out_for_what_may_not_be_said(tmp_path: Path, claim: str) -> None:
+    """A random split of n examples is another one of n + 1: all of training would move."""
+    node = {"client-id": 0, "data-path": data(tmp_path, 33)}
+    client = load_node_client(make_config({**OWN, **CLAIMS[claim]}), node)
+    assert client.held_out is None
+    assert client.shard.num_examples == 33
+    assert load_node_client(make_config(OWN), node).shard.num_examples == 26
+
+
+def test_nobody_is_asked_for_what_may_not_be_said() -> None:
+    config = make_config({**OWN, **SAMPLE})
+    evaluate = evaluation_of(config, load_problem(config))
+    assert evaluate is not None
+    assert evaluate(1, ArrayRecord()) is None
+    assert evaluation_of(make_config(OWN), load_problem(config)) is None
+    assert build_strategy(make_config({**OWN, **CLIENT})).confidential
+
+
+def test_weights_by_counts_are_refused_where_counts_are_not_told() -> None:
+    with pytest.raises(ConfigError, match="breaks the claim of local-dp-sgd") as raised:
+        make_config({**SAMPLE, "weighting": "num-examples"})
+    assert "\n" not in str(raised.value)
+    make_config({**SAMPLE, "weighting": "num-examples", "claim-privacy": False})
