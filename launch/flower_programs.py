@@ -10,7 +10,8 @@ SuperNode and SuperExec wait a fixed 3, 1 and 0.5 seconds between two looks for 
 sees a message a moment before its content has arrived waits a second for it. Flower has no option
 for these times. `supernode`, `superexec` and `serverapp` are the same programs with the waits
 capped at BLACKTHORN_POLL_SECONDS; `clientapp` unpacks an app once and not for every message;
-`superlink` takes no message that only a liar would send.
+`superlink` takes no message that only a liar would send, and tells the nodes nothing of a run's
+configuration that is the server's business alone.
 Everything else about them is Flower's own.
 """
 
@@ -22,9 +23,13 @@ import sys
 import time
 from pathlib import Path
 from types import ModuleType
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from .fork_server import load_entry, run_entry
+
+if TYPE_CHECKING:
+    from flwr.proto.run_pb2 import Run as RunMessage
+    from flwr.supercore.run import Run
 
 POLL_VARIABLE = "BLACKTHORN_POLL_SECONDS"
 STANDARD_ENTRIES = {
@@ -42,6 +47,8 @@ PACED_ENTRIES = {
     "flwr-clientapp": f"{__name__}:clientapp",
 }
 BOUNDED_ENTRIES = {"flower-superlink": f"{__name__}:superlink"}
+# What Flower calls our app: the publisher and the name in pyproject.toml.
+APP_ID = "blackthorn/blackthorn"
 # Flower's nodes send arrays in chunks of 5 MiB, and an app's bundle has at most 10 MB.
 _LARGEST_MESSAGE = 64 * 2**20
 _PACKAGE_ROOT = Path(__file__).resolve().parents[__name__.count(".")]
@@ -116,10 +123,31 @@ def install_once(fab: bytes, install_dir: Path | None = None, skip_prompt: bool 
 
 
 def superlink() -> None:
-    """`flower-superlink` that takes no message above 64 MiB, where Flower takes 2 GB."""
+    """`flower-superlink` that takes no message above 64 MiB, where Flower takes 2 GB, and keeps the
+    server's own keys of a run's configuration from the nodes."""
     module = importlib.import_module("flwr.superlink.cli.flower_superlink")
     vars(module)["GRPC_MAX_MESSAGE_LENGTH"] = _LARGEST_MESSAGE
+    _withhold_server_keys()
     load_entry(STANDARD_ENTRIES["flower-superlink"])()
+
+
+def _withhold_server_keys() -> None:
+    """Flower sends all of a run's configuration to whoever asks at the Fleet port."""
+    # Imported here: a fork server that has this module has no need of it.
+    from server_app.config import server_keys
+
+    handler = importlib.import_module("flwr.server.superlink.fleet.message_handler.message_handler")
+    keys, to_proto = server_keys(), handler.run_to_proto
+
+    def without_server_keys(run: "Run") -> "RunMessage":
+        message = to_proto(run)
+        # Another app's keys of the same names are its own affair.
+        if message.fab_id == APP_ID:
+            for key in keys:
+                message.override_config.pop(key, None)
+        return message
+
+    vars(handler)["run_to_proto"] = without_server_keys
 
 
 def run_program() -> None:

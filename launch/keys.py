@@ -2,14 +2,14 @@
 
 from typing import Any, Literal, get_args, get_origin
 
-from server_app.config import RunConfig, to_mapping
+from server_app.config import RunConfig, server_keys, to_mapping
 
 
 def key_lines() -> list[str]:
     """`key = default`, what is allowed, and the line of help, for every key."""
     return [
         f"{key} = {default}  ({allowed.replace('`', '')})\n    {text}"
-        for key, default, allowed, text in _rows()
+        for key, default, allowed, _, text in _rows()
     ]
 
 
@@ -20,23 +20,25 @@ def key_document() -> str:
         "",
         "A recipe is a flat TOML file of these keys; `--set key=value` overrides one. The table is",
         "written by `blackthorn keys --markdown` from the declarations that also check every run.",
+        "Keys for the server alone are not sent to the clients.",
         "",
-        "| key | default | allowed | meaning |",
-        "| --- | --- | --- | --- |",
+        "| key | default | allowed | sent to | meaning |",
+        "| --- | --- | --- | --- | --- |",
     ]
-    for key, default, allowed, text in _rows():
-        cells = (f"`{key}`", f"`{default}`", allowed, text)
+    for key, default, allowed, reader, text in _rows():
+        cells = (f"`{key}`", f"`{default}`", allowed, reader, text)
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(lines) + "\n"
 
 
-def _rows() -> list[tuple[str, str, str, str]]:
+def _rows() -> list[tuple[str, str, str, str, str]]:
     defaults = to_mapping(RunConfig())
     rows = []
     for name, field in RunConfig.model_fields.items():
         key = name.replace("_", "-")
         allowed = _allowed(field.annotation, field.metadata)
-        rows.append((key, _toml(defaults[key]), allowed, field.description or ""))
+        reader = "server" if key in server_keys() else "all"
+        rows.append((key, _toml(defaults[key]), allowed, reader, field.description or ""))
     return rows
 
 

@@ -8,11 +8,13 @@ import difflib
 import math
 import tomllib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Self, TypeGuard
+from typing import Annotated, Any, Literal, Self, TypeGuard
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from server_app.credentials import check_no_credentials
 from server_app.privacy_checks import PRIVATE_ALGORITHMS, check_privacy, is_noised
 from server_app.robustness_checks import check_robustness, is_robust
 
@@ -28,6 +30,16 @@ CLIPPING_ALGORITHMS = (
     *("fat-clipping-pr", "fat-clipping-pi", "ce-fedavg", "model-clipping"),
     *PRIVATE_ALGORITHMS,
 )
+
+
+@dataclass(frozen=True)
+class Owner:
+    """Whose business a key is. One without an owner is read by the server and by the clients."""
+
+    name: Literal["server"]
+
+
+_SERVER = Owner("server")
 
 
 class ConfigError(ValueError):
@@ -216,8 +228,10 @@ class RunConfig(BaseModel):
     thinning: int = Field(
         1, ge=1, description="fa-ld: rounds from one posterior sample to the next."
     )
-    max_samples: int = Field(1000, ge=1, description="fa-ld: most posterior samples kept on disk.")
-    keep_samples: Literal["last", "reservoir"] = Field(
+    max_samples: Annotated[int, _SERVER] = Field(
+        1000, ge=1, description="fa-ld: most posterior samples kept on disk."
+    )
+    keep_samples: Annotated[Literal["last", "reservoir"], _SERVER] = Field(
         "last",
         description="fa-ld: which are kept when there are more: the last, or a uniform choice.",
     )
@@ -333,7 +347,7 @@ class RunConfig(BaseModel):
     insecure_seeded_noise: bool = Field(
         False, description="Cohorts and noise from the seed, for tests; drops the claim."
     )
-    ledger: str = Field(
+    ledger: Annotated[str, _SERVER] = Field(
         "", description="File of the privacy ledger to continue; empty: ledger.json of the run."
     )
 
@@ -363,69 +377,79 @@ class RunConfig(BaseModel):
 
     # Running.
     seed: int = Field(0, ge=0, le=2**32 - 1, description="Seed of data split, model and sampling.")
-    evaluate_every: int = Field(1, ge=1, description="Rounds between evaluations.")
+    evaluate_every: Annotated[int, _SERVER] = Field(
+        1, ge=1, description="Rounds between evaluations."
+    )
     instruments: bool = Field(
         False,
         description="Measure every client's update each round (norm, angle, tail index); not "
         "private: they read each client's update.",
     )
-    checkpoint_every: int = Field(
+    checkpoint_every: Annotated[int, _SERVER] = Field(
         0, ge=0, description="Rounds between checkpoints; 0: only the final model."
     )
-    report: bool = Field(
+    report: Annotated[bool, _SERVER] = Field(
         True, description="Draw the plots and write report.html when the run ends."
     )
-    tensorboard: bool = Field(
+    tensorboard: Annotated[bool, _SERVER] = Field(
         True, description="Write TensorBoard event files into the run folder."
     )
-    mlflow_uri: str = Field(
+    mlflow_uri: Annotated[str, _SERVER] = Field(
         "",
         description="MLflow tracking server to log the run to (http://host:5000, or a database "
         "such as sqlite:////absolute/mlflow.db); needs MLflow. Empty: none.",
     )
-    state_every: int = Field(
+    state_every: Annotated[int, _SERVER] = Field(
         -1,
         ge=-1,
         description="Rounds between states to resume from; -1: after every round, but four times "
         "a second at most; 0: none, no resume.",
     )
-    resume: str = Field(
+    resume: Annotated[str, _SERVER] = Field(
         "",
         description="Run folder of a run whose server died: it goes on there, with the same keys, "
         "after its last state.",
     )
-    output_dir: str = Field(
+    output_dir: Annotated[str, _SERVER] = Field(
         "", description="The run's own folder; empty: a new one under runs/ where the server runs."
     )
-    round_timeout: float = Field(
+    round_timeout: Annotated[float, _SERVER] = Field(
         120.0, gt=0, description="Seconds until a round's replies are due."
     )
-    start_timeout: float = Field(
+    start_timeout: Annotated[float, _SERVER] = Field(
         120.0, gt=0, description="Seconds to wait for num-clients clients before the first round."
     )
-    node_authentication: bool = Field(
+    node_authentication: Annotated[bool, _SERVER] = Field(
         False,
         description="The SuperNodes' keys are registered: a client id then stays with the key that "
         "had it first, also while that node is away.",
     )
-    min_replies: int = Field(
+    min_replies: Annotated[int, _SERVER] = Field(
         1, ge=0, description="Accepted replies below which a round leaves the model as it was."
     )
-    below_quorum: Literal["skip", "fail"] = Field(
+    below_quorum: Annotated[Literal["skip", "fail"], _SERVER] = Field(
         "skip",
         description="Rounds with fewer than min-replies: skip them, or fail after fail-after of "
         "them in a row.",
     )
-    fail_after: int = Field(
+    fail_after: Annotated[int, _SERVER] = Field(
         3, ge=1, description="below-quorum = fail: rounds in a row after which the run fails."
     )
-    oversample: float = Field(
+    oversample: Annotated[float, _SERVER] = Field(
         1.0,
         ge=1,
         le=10,
         description="participation fixed: ceil(oversample x clients-per-round) clients are "
         "invited, and the first clients-per-round good replies end the round.",
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_secrets(cls, values: Any) -> Any:
+        # Before any other message could show the value.
+        if isinstance(values, Mapping):
+            check_no_credentials(values)
+        return values
 
     @model_validator(mode="after")
     def _check_combinations(self) -> Self:
@@ -634,6 +658,13 @@ def expected_cohort(config: RunConfig) -> int:
 def config_keys() -> list[str]:
     """All keys, in kebab-case, in the order of declaration."""
     return [_kebab(name) for name in RunConfig.model_fields]
+
+
+def server_keys() -> list[str]:
+    """Keys that are the server's business alone: no client reads them, and none is sent them."""
+    return [
+        _kebab(name) for name, field in RunConfig.model_fields.items() if _SERVER in field.metadata
+    ]
 
 
 def make_config(values: Mapping[str, Any]) -> RunConfig:
