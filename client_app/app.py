@@ -80,10 +80,10 @@ def train(message: Message, context: Context) -> Message:
     request = read_round(message)
     model = client.problem.model
     start = start_vector(request.arrays, model)
-    generators = [client_generator(config.seed, request.server_round, client.client_id)]
+    key = (config.seed, request.server_round, client.client_id)
     if config.local_dp_sgd:
         params, losses = train_clients_privately(
-            config, model, start, [client.shard], request.local_lr, generators
+            config, model, start, [client.shard], request.local_lr, [key]
         )
     else:
         params, losses = train_clients(
@@ -91,13 +91,13 @@ def train(message: Message, context: Context) -> Message:
             start,
             [client.shard],
             local_training(config, [request], [client.client_id]),
-            generators,
+            [client_generator(*key)],
         )
     bounded = bounded_models(config, start, params, request.local_lr)
     noised = noised_models(config, bounded, request, [client.client_id])
     (arrays,) = trained_arrays(request.arrays, model, noised)
     (norm,) = unclipped_norms(config, start, params, request.local_lr)
-    spent = sample_epsilon(config, client.shard, _rounds_trained(context, request.server_round))
+    spent = sample_epsilon(config, _rounds_trained(context, request.server_round))
     count = client.shard.num_examples
     return train_reply(message, arrays, count, float(losses[0]), norm, spent)
 

@@ -1,35 +1,46 @@
-"""Sample-level privacy on a client: DP-SGD by Opacus' PrivacyEngine in place of plain SGD.
+"""Sample-level privacy on a client: DP-SGD in place of plain SGD.
 
 Every example's gradient is clipped, the sum is noised, batches are Poisson samples. The guarantee
-is each client's own, for its own examples, against everybody, the server included.
+is each client's own, for its own examples, against everybody, the server included; so nothing
+that it rests on follows them: the rate of the batches and what a sum is divided by are the
+configuration's, and batches and noise come from the operating system's entropy.
 """
 
-import copy
-import os
-import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, TensorDataset
 
 from server_app.config import RunConfig
+from server_app.privacy_checks import claims_sample_privacy
 from strategies.accounting import Figure, Release, spent
+from strategies.bounding import clip
+from strategies.entropy import Randomness, SeededRandomness, SystemRandomness
+from strategies.noise import gaussian_noise
+from tasks.datasets import Examples
 from tasks.flat_model import FlatModel
 from tasks.shards import ExampleShard, Shard
+
+_STREAM = 0xD95D
+# Gradients of single examples that are held at a time: 2^21 numbers are 16 MiB in float64.
+_GRADIENT_NUMBERS = 1 << 21
 
 
 @dataclass(frozen=True)
 class DPSGD:
-    """K noisy steps: w ← w − η_l (1/B) [ Σ clip(∇l_j, C) + N(0, (z C)² I) ] − η_l decay · w.
+    """K steps w ← w − η_l (1/B) [ Σ_{j ∈ batch} clip(∇l_j(w), C) + N(0, (z C)² I) ] − η_l decay w
+    (Abadi et al., arXiv 1607.00133, Algorithm 1, with a denominator that is fixed).
 
-    ``batch_size`` B is the expected size of a batch (0: all examples). Raises ValueError for
-    values out of range.
+    Each example is in a step's batch with probability ``sample_rate`` q, on its own. q, B
+    (``batch_size``, the batch that is expected), z and C are public and the same for every client,
+    so that with neighbours that differ in one example that is there or not the sum moves by at
+    most C, and by nothing else. Raises ValueError for values out of range.
     """
 
     steps: int
+    sample_rate: float
     batch_size: int
     learning_rate: float
     weight_decay: float
@@ -42,120 +53,73 @@ class DPSGD:
                 f"dp-sgd-noise-multiplier = {self.noise_multiplier} with dp-sgd-clip-norm = "
                 f"{self.clip_norm} is not allowed: greater than 0 both"
             )
+        if not 0 < self.sample_rate <= 1 or self.batch_size < 1:
+            raise ValueError(
+                f"dp-sgd-sample-rate = {self.sample_rate} with batch-size = {self.batch_size} is "
+                "not allowed: a rate above 0, at most 1, and a batch of at least 1"
+            )
 
-    def sample_rate(self, num_examples: int) -> float:
-        """The probability with which an example is in a batch: 1/⌈n/B⌉, as Opacus samples."""
-        size = self.batch_size or num_examples
-        return 1 / -(-num_examples // min(size, num_examples))
-
-    def figure(self, num_examples: int, rounds: int, delta: float) -> Figure:
-        """ε at δ for one example of `num_examples` after `rounds` rounds of K steps."""
-        release = Release(self.noise_multiplier, sample_rate=self.sample_rate(num_examples))
+    def figure(self, rounds: int, delta: float) -> Figure:
+        """ε at δ for one example, there or not, after `rounds` rounds of K steps."""
+        release = Release(self.noise_multiplier, sample_rate=self.sample_rate)
         return spent([(release, rounds * self.steps)], delta, "rdp")
 
 
 def train_dp_sgd(
-    model: FlatModel,
-    start: Tensor,
-    shard: Shard,
-    spec: DPSGD,
-    seed: np.random.Generator | None = None,
+    model: FlatModel, start: Tensor, shard: Shard, spec: DPSGD, randomness: Randomness
 ) -> tuple[Tensor, float]:
-    """The model [d] after K steps from ``start`` [d], and the mean of the batches' losses.
+    """The model [d] after K steps from ``start`` [d], in its dtype, and the mean of the batches'
+    mean losses.
 
-    Batches and noise come from the operating system's entropy, or, for tests, from ``seed``.
-    Raises ValueError for a shard without an end and for a model that Opacus cannot take apart
-    into examples.
+    Sums, noise and steps are in float64, since a noise that is rounded beside a sum, or a step
+    beside w, is not the noise that is charged; gradients are taken in the dtype of ``start``. Each
+    example has its gradient at a model of its own, so that no layer can mix examples.
+
+    Raises ValueError for a shard without an end.
     """
-    from opacus import PrivacyEngine
-
     if not isinstance(shard, ExampleShard):
         raise ValueError("local-dp-sgd needs clients with examples of their own")
-    generators = [_generator(seed), _generator(seed)]
-    examples = shard.examples
-    x = examples.x.to(start.dtype) if examples.x.is_floating_point() else examples.x
-    module = _loaded(model, start)
-    _check_module(module)
-    optimizer: torch.optim.Optimizer = torch.optim.SGD(
-        module.parameters(), lr=spec.learning_rate, weight_decay=spec.weight_decay
-    )
-    size = min(spec.batch_size or len(examples), len(examples))
-    loader = DataLoader(TensorDataset(x, examples.y), batch_size=size, generator=generators[0])
-    with warnings.catch_warnings():
-        # That the noise is not from Opacus' own secure generator: it is seeded by the system's.
-        warnings.simplefilter("ignore")
-        engine = PrivacyEngine(accountant="rdp", secure_mode=False)
-        private, optimizer, batches = engine.make_private(
-            module=module,
-            optimizer=optimizer,
-            data_loader=loader,
-            noise_multiplier=spec.noise_multiplier,
-            max_grad_norm=spec.clip_norm,
-            noise_generator=generators[1],
+    examples, w, total_loss = shard.examples, start.double(), 0.0
+    for _ in range(spec.steps):
+        drawn = np.flatnonzero(randomness.uniform(len(examples)) < spec.sample_rate)
+        summed, loss = _clipped_sum(model, w.to(start.dtype), examples.select(drawn), spec)
+        deviation = spec.noise_multiplier * spec.clip_norm
+        summed += gaussian_noise((len(w),), deviation, randomness, torch.float64)
+        w = w - spec.learning_rate * (summed / spec.batch_size + spec.weight_decay * w)
+        total_loss += loss
+    return w.to(start.dtype), total_loss / spec.steps
+
+
+def _clipped_sum(
+    model: FlatModel, params: Tensor, batch: Examples, spec: DPSGD
+) -> tuple[Tensor, float]:
+    """Σ_j clip(∇l_j, C), float64 [d], and the mean loss; 0 both for an empty batch.
+
+    A gradient that is not finite counts as 0: as NaN it would end in the model that is sent.
+    """
+    summed = torch.zeros(len(params), dtype=torch.float64)
+    loss = 0.0
+    for part in _parts(len(batch), len(params)):
+        x, y = batch.x[part], batch.y[part]
+        own = params.repeat(len(y), 1)
+        losses, gradients = model.loss_and_gradient(
+            own, x[:, None], y[:, None], own.new_ones(len(y), 1)
         )
-        losses = _descend(model, private, optimizer, batches, spec.steps)
-    _check_history(engine, spec, len(examples))
-    state = {name: p.detach() for name, p in private._module.named_parameters()}
-    return model.flatten(state).to(start.dtype), losses
+        summed += clip(gradients.double(), spec.clip_norm).nan_to_num_(nan=0.0).sum(dim=0)
+        loss += float(losses.sum())
+    return summed, loss / max(1, len(batch))
 
 
-def _descend(
-    model: FlatModel,
-    private: torch.nn.Module,
-    optimizer: torch.optim.Optimizer,
-    batches: DataLoader,
-    steps: int,
-) -> float:
-    total, done = 0.0, 0
-    while done < steps:
-        for x, y in batches:
-            if done == steps:
-                break
-            optimizer.zero_grad()
-            losses = model.example_loss(private(x), y)
-            # An empty batch has no loss, but its noise is added all the same.
-            losses.sum().div(max(1, len(y))).backward()
-            optimizer.step()
-            total += float(losses.detach().mean()) if len(y) else 0.0
-            done += 1
-    return total / steps
-
-
-def _loaded(model: FlatModel, start: Tensor) -> torch.nn.Module:
-    module = copy.deepcopy(model.module).to(start.dtype)
-    own = dict(module.named_parameters())
-    with torch.no_grad():
-        for name, view in model.unflatten(start).items():
-            own[name].copy_(view)
-    return module.train()
-
-
-def _check_module(module: torch.nn.Module) -> None:
-    from opacus.validators import ModuleValidator
-
-    problems = ModuleValidator.validate(module, strict=False)
-    if problems:
-        reason = " ".join(str(problems[0]).split())[:200]
-        raise ValueError(f"local-dp-sgd is impossible with this model: {reason}")
-
-
-def _check_history(engine: object, spec: DPSGD, num_examples: int) -> None:
-    """What Opacus did must be what the client is charged."""
-    expected = [(spec.noise_multiplier, spec.sample_rate(num_examples), spec.steps)]
-    history = engine.accountant.history  # type: ignore[attr-defined]
-    if history != expected:
-        raise RuntimeError(f"Opacus accounted for {history}, not for {expected}")
-
-
-def _generator(seed: np.random.Generator | None) -> torch.Generator:
-    entropy = int.from_bytes(os.urandom(8)) if seed is None else int(seed.integers(2**63))
-    return torch.Generator().manual_seed(entropy % 2**63)
+def _parts(count: int, dimension: int) -> Iterator[slice]:
+    size = max(1, _GRADIENT_NUMBERS // dimension)
+    return (slice(first, first + size) for first in range(0, count, size))
 
 
 def dp_sgd_of(config: RunConfig, local_lr: float) -> DPSGD:
     """A round's DP-SGD as the run configuration says, at the server's learning rate."""
     return DPSGD(
         steps=config.local_steps,
+        sample_rate=config.dp_sgd_sample_rate,
         batch_size=config.batch_size,
         learning_rate=local_lr,
         weight_decay=config.weight_decay,
@@ -170,22 +134,28 @@ def train_clients_privately(
     start: Tensor,
     shards: Sequence[Shard],
     local_lr: float,
-    generators: Sequence[np.random.Generator],
+    keys: Sequence[tuple[int, int, int]],
 ) -> tuple[Tensor, Tensor]:
-    """As train_clients, by DP-SGD; the generators count only with insecure-seeded-noise."""
+    """As train_clients, by DP-SGD: batches and noise from the operating system's entropy, or from
+    each client's key (seed, round, client) with insecure-seeded-noise."""
     spec = dp_sgd_of(config, local_lr)
     starts = start.expand(len(shards), start.shape[-1])
     params, losses = torch.empty_like(starts), start.new_empty(len(shards))
-    for i, (shard, generator) in enumerate(zip(shards, generators, strict=True)):
-        seed = generator if config.insecure_seeded_noise else None
-        params[i], losses[i] = train_dp_sgd(model, starts[i], shard, spec, seed)
+    for i, (shard, key) in enumerate(zip(shards, keys, strict=True)):
+        randomness = _randomness(config, key)
+        params[i], losses[i] = train_dp_sgd(model, starts[i], shard, spec, randomness)
     return params, losses
 
 
-def sample_epsilon(config: RunConfig, shard: Shard, rounds: int) -> float | None:
-    """What one of a client's examples has spent after `rounds` rounds; None without DP-SGD, and
-    where a seed makes its noise known."""
-    if not config.local_dp_sgd or config.insecure_seeded_noise:
+def _randomness(config: RunConfig, key: tuple[int, int, int]) -> Randomness:
+    if config.insecure_seeded_noise:
+        return SeededRandomness(*key, _STREAM)
+    return SystemRandomness()
+
+
+def sample_epsilon(config: RunConfig, rounds: int) -> float | None:
+    """What one of a client's examples has spent after `rounds` rounds; None where nothing is
+    claimed for it. It is the same whatever the client has."""
+    if not claims_sample_privacy(config):
         return None
-    spec = dp_sgd_of(config, config.local_lr)
-    return spec.figure(shard.num_examples, rounds, config.delta).epsilon
+    return dp_sgd_of(config, config.local_lr).figure(rounds, config.delta).epsilon

@@ -354,8 +354,15 @@ class RunConfig(BaseModel):
     # Sample-level privacy on every client.
     local_dp_sgd: bool = Field(
         False,
-        description="Clients train by DP-SGD (Opacus); epsilon for one of their examples is "
-        "reported per client.",
+        description="Clients train by DP-SGD; epsilon for one of their examples is reported per "
+        "client.",
+    )
+    dp_sgd_sample_rate: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="local-dp-sgd: probability with which an example is in a step's batch; the "
+        "noised sum is divided by batch-size. Both fixed beforehand, never by what a client has.",
     )
     dp_sgd_noise_multiplier: float = Field(
         1.0, gt=0, description="local-dp-sgd: noise of a step, in multiples of dp-sgd-clip-norm."

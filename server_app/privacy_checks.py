@@ -9,6 +9,8 @@ if TYPE_CHECKING:
     from server_app.config import RunConfig
 
 PRIVATE_ALGORITHMS = ("dp-fedavg", "dp-normfedavg")
+# A rate is met to 2^-53: that is nothing beside it.
+_SMALLEST_SAMPLE_RATE = 1e-9
 _OR_NO_CLAIM = "or claim-privacy = false (no figure is then reported)"
 
 
@@ -66,6 +68,13 @@ def _check_dp_sgd(config: "RunConfig") -> None:
         raise ValueError(
             f"local-dp-sgd = true is not allowed with algorithm {config.algorithm}, which has "
             "local steps of its own: set local-dp-sgd = false"
+        )
+    if not config.dp_sgd_sample_rate >= _SMALLEST_SAMPLE_RATE or config.batch_size == 0:
+        raise ValueError(
+            f"dp-sgd-sample-rate = {config.dp_sgd_sample_rate} with batch-size = "
+            f"{config.batch_size} is not allowed with local-dp-sgd: a rate of at least "
+            f"{_SMALLEST_SAMPLE_RATE:g} and a batch of at least 1 that hold for every client, "
+            "such as batch-size / the examples that a client usually has"
         )
     if claims_sample_privacy(config) and config.weighting == "num-examples":
         raise ValueError(

@@ -182,12 +182,11 @@ def train_together(
     else:
         starts = torch.cat([cohort.start.expand(len(cohort.shards), -1) for cohort in cohorts])
     shards = [shard for cohort in cohorts for shard in cohort.shards]
-    generators = ClientGenerators(key for cohort in cohorts for key in cohort.generator_keys)
+    keys = [key for cohort in cohorts for key in cohort.generator_keys]
     if config.local_dp_sgd:
-        params, losses = train_clients_privately(
-            config, model, starts, shards, local_lr, generators
-        )
+        params, losses = train_clients_privately(config, model, starts, shards, local_lr, keys)
     else:
+        generators = ClientGenerators(keys)
         steps = local_training(config, requests, clients)
         params, losses = train_clients(grids[0].training_model, starts, shards, steps, generators)
     norms = iter(unclipped_norms(config, starts, params, local_lr))
@@ -207,17 +206,11 @@ def _replies(
     config, request = grid.config, cohort.requests[0]
     noised = noised_models(config, params, request, cohort.clients)
     answers = trained_arrays(request.arrays, grid.problem.model, noised, HeldArray)
+    spent = sample_epsilon(config, request.server_round)
     return [
         disclosed(
             config,
-            train_reply(
-                message,
-                arrays,
-                shard.num_examples,
-                loss,
-                norm,
-                sample_epsilon(config, shard, cohort.requests[0].server_round),
-            ),
+            train_reply(message, arrays, shard.num_examples, loss, norm, spent),
         )
         for message, arrays, shard, loss, norm in zip(
             cohort.messages, answers, cohort.shards, losses.tolist(), norms, strict=True

@@ -22,7 +22,12 @@ from tasks.problem import Problem, load_problem
 from tasks.shards import ExampleShard
 
 OWN = {"task": "own-data", "input-shape": "4", "num-classes": 2, "num-clients": 1}
-SAMPLE = {"local-dp-sgd": True, "dp-sgd-noise-multiplier": 20.0, "batch-size": 8}
+SAMPLE = {
+    "local-dp-sgd": True,
+    "dp-sgd-noise-multiplier": 20.0,
+    "dp-sgd-sample-rate": 0.25,
+    "batch-size": 8,
+}
 CLIENT = {"algorithm": "dp-fedavg", "clip-norm": 1.0, "noise-multiplier": 2.0}
 CLAIMS = {
     "sample": SAMPLE,
@@ -36,7 +41,7 @@ NO_CLAIM = {
     "not claimed": {**SAMPLE, "claim-privacy": False},
 }
 # A figure that rests on the noised model alone may differ from one draw of noise to the next.
-OF_THE_NOISED_MODEL = ("update-norm", "sample-epsilon")
+OF_THE_NOISED_MODEL = ("update-norm",)
 
 
 def data(folder: Path, n: int) -> str:
