@@ -9,16 +9,19 @@ from pathlib import Path
 from typing import Any
 
 from server_app.config import ConfigError
+from strategies.durable_file import open_file
 
 
 class LineLog:
     """Appends to `path` (created where it is missing) until it is closed.
 
-    `alone`: raises ConfigError where another process has it open with `alone` too.
+    `alone`: raises ConfigError where another process has it open with `alone` too. `private`: only
+    its owner may read it.
     """
 
-    def __init__(self, path: Path, *, alone: bool = False) -> None:
-        self._stream = path.open("a+b")
+    def __init__(self, path: Path, *, alone: bool = False, private: bool = False) -> None:
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT
+        self._stream = os.fdopen(open_file(path, flags, private=private), "a+b")
         if alone and not _locked(self._stream.fileno()):
             self._stream.close()
             raise ConfigError(f"{path.parent} is in use by a run that has not ended")

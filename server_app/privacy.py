@@ -1,11 +1,17 @@
 """From a run configuration to its privacy plan, and from a strategy to what may be reported."""
 
 import math
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from server_app.config import ConfigError, RunConfig, clip_units, invited
-from server_app.privacy_checks import claims_privacy
+from server_app.privacy_checks import claims_privacy, has_central_claim
+from server_app.rounds_on_record import (
+    last_round_on_record,
+    rounds_before_on_record,
+    rounds_on_record,
+)
 from server_app.state_files import Saved
 from strategies import (
     ClipNorm,
@@ -17,6 +23,7 @@ from strategies import (
     PrivacyPlan,
     calibrated,
 )
+from strategies.ledger import LedgerInUse
 from strategies.participation import Participation
 from strategies.private_averaging import PrivateAveraging
 
@@ -60,44 +67,101 @@ def privacy_plan(config: RunConfig) -> PrivacyPlan:
         raise ConfigError(str(error)) from error
 
 
-def ledger_path(config: RunConfig, folder: Path) -> Path:
-    """The ledger that the run continues: `ledger`, or ledger.json in its folder."""
+def ledger_path(config: RunConfig, folder: Path) -> Path | None:
+    """The ledger that the run continues: `ledger`, or ledger.json in its folder; None where no
+    central figure is claimed, so that nothing is charged."""
+    if not has_central_claim(config):
+        return None
     return Path(config.ledger).expanduser() if config.ledger else folder / LEDGER
 
 
-def new_ledger(config: RunConfig, plan: PrivacyPlan | None, folder: Path) -> str | None:
-    """What to tell where a run that claims privacy names a ledger that is not there, else None."""
+def new_ledger(config: RunConfig, folder: Path) -> str | None:
+    """What to tell where a run names a ledger that is not there, else None."""
     path = ledger_path(config, folder)
-    if plan is None or not plan.claim or not config.ledger or path.exists():
+    if path is None or not config.ledger or path.exists():
         return None
     return f"warning: ledger {path} does not exist: a new one begins there, with nothing spent"
 
 
-def check_ledger(config: RunConfig, plan: PrivacyPlan, path: Path, saved: Saved | None) -> None:
-    """Raises ConfigError for a ledger that cannot be continued, or whose budget is spent.
+@dataclass(frozen=True)
+class Standing:
+    """What the ledger holds when a run begins or goes on.
 
-    A run that is resumed (`saved`) may have spent it: then it ends with the rounds that it has had.
-    Its ledger must hold them: one that is missing or older would understate what was released.
+    `rounds`: how many rounds have been charged, `rounds_before` of them to earlier runs.
+    `allowed`: after how many of its rounds the budget ends the run.
     """
-    if not plan.claim:
-        return
+
+    rounds: int
+    rounds_before: int
+    allowed: int
+
+    def own(self) -> dict[str, int]:
+        """As a private strategy's `own_values`."""
+        return {"rounds_before": self.rounds_before, "rounds_charged": self.rounds}
+
+
+def check_ledger(
+    config: RunConfig, plan: PrivacyPlan, folder: Path, saved: Saved | None
+) -> Standing | None:
+    """How the ledger stands, which nobody else may have; None for a run that charges none.
+
+    Raises ConfigError for a ledger that cannot be continued, or whose budget is spent. A run that
+    is resumed (`saved`) may have spent it: then it ends with the rounds that it has had. Its ledger
+    must hold them: one that is missing or older would understate what was released.
+    """
+    path = ledger_path(config, folder)
+    if path is None:
+        return None
     try:
         ledger = Ledger(plan, path)
-    except ValueError as error:
+        if path.exists():
+            ledger.hold()
+            ledger.close()
+    except (ValueError, LedgerInUse) as error:
         raise ConfigError(str(error)) from error
-    if saved is not None:
-        charged = saved.state.values.get("own", {}).get("rounds_charged", 0)
-        if ledger.rounds < charged:
-            raise ConfigError(
-                f"resume = {config.resume} is not allowed with ledger {path}: it holds "
-                f"{ledger.rounds} rounds, and {charged} had been charged when the run left its "
-                "state; put its ledger back"
-            )
-    elif not ledger.allows(plan.release()):
+    if saved is None:
+        return _new_standing(config, plan, path, ledger)
+    charged = rounds_on_record(folder)
+    if ledger.rounds < charged:
         raise ConfigError(
-            f"max-epsilon = {plan.max_epsilon:g} is not allowed: even one more round would pass it "
-            f"(ledger: {ledger.rounds} rounds)"
+            f"resume = {config.resume} is not allowed with ledger {path}: it holds "
+            f"{ledger.rounds} rounds, and by what else the run left {charged} had been charged; "
+            "put its ledger back"
         )
+    done, rounds = saved.state.server_round, config.num_server_rounds
+    before = _rounds_before(folder, ledger)
+    left = ledger.rounds_allowed(plan.release(), rounds - done) if rounds > done else 0
+    return Standing(ledger.rounds, before, done + left)
+
+
+def _new_standing(config: RunConfig, plan: PrivacyPlan, path: Path, ledger: Ledger) -> Standing:
+    allowed = ledger.rounds_allowed(plan.release(), config.num_server_rounds)
+    if not allowed:
+        raise ConfigError(
+            f"{_budget(config)} is not allowed: even one more round would pass it "
+            f"(ledger {path}: {ledger.rounds} rounds, epsilon {ledger.figure().epsilon:.4g})"
+        )
+    return Standing(ledger.rounds, ledger.rounds, allowed)
+
+
+def shortened(config: RunConfig, saved: Saved | None, standing: Standing | None) -> str | None:
+    """What to tell where the budget ends the run before its last round, else None."""
+    if standing is None or standing.allowed >= config.num_server_rounds:
+        return None
+    done = saved.state.server_round if saved is not None else 0
+    redone = standing.rounds - standing.rounds_before - done
+    return (
+        f"warning: {_budget(config)} ends the run after {standing.allowed} of "
+        f"{config.num_server_rounds} rounds: the ledger holds {standing.rounds_before} of earlier "
+        f"runs, and {redone} that were charged and have to be done again"
+    )
+
+
+def _budget(config: RunConfig) -> str:
+    """The key that sets the budget, and its value."""
+    if not config.max_epsilon or 0 < config.epsilon < config.max_epsilon:
+        return f"epsilon = {config.epsilon:g}"
+    return f"max-epsilon = {config.max_epsilon:g}"
 
 
 def privacy_entry(config: RunConfig, strategy: object) -> dict[str, Any] | None:
@@ -107,21 +171,34 @@ def privacy_entry(config: RunConfig, strategy: object) -> dict[str, Any] | None:
     return _entry(config, strategy.privacy, strategy.ledger, strategy.figure())
 
 
-def epsilon_so_far(strategy: object) -> float | None:
-    """ε that the ledger holds now, by RDP; None without a central claim."""
+def spent_so_far(strategy: object) -> dict[str, float]:
+    """What the ledger holds now, for a round's line: ε by RDP, and how many rounds were charged.
+    Empty without a central claim."""
     if not isinstance(strategy, PrivateAveraging) or not strategy.has_central_claim:
-        return None
-    return strategy.ledger.epsilon_rdp
+        return {}
+    epsilon = strategy.ledger.epsilon_rdp
+    spent = {} if epsilon is None else {"epsilon_rdp": epsilon}
+    return {**spent, "rounds_charged": strategy.ledger.rounds}
 
 
 def privacy_of_dead_run(config: RunConfig, folder: Path) -> dict[str, Any] | None:
     """The same of a run that left nothing but its ledger; None where it left none."""
     path = ledger_path(config, folder)
-    if not claims_privacy(config) or not path.exists():
+    if path is None or not path.exists():
         return None
     plan = privacy_plan(config)
     ledger = Ledger(plan, path)
+    ledger.rounds_before = _rounds_before(folder, ledger)
     return _entry(config, plan, ledger, ledger.figure())
+
+
+def _rounds_before(folder: Path, ledger: Ledger) -> int:
+    """How many of the ledger's rounds are earlier runs' than that in `folder`."""
+    known = rounds_before_on_record(folder)
+    if known is not None:
+        return known
+    # Without a state: what the run has not on record itself.
+    return max(0, ledger.rounds - last_round_on_record(folder))
 
 
 def _entry(
@@ -137,6 +214,8 @@ def _entry(
         "sampling": config.participation,
         "rounds_charged": ledger.rounds,
         "rounds_of_earlier_runs": ledger.rounds_before,
+        "rounds_planned": plan.rounds,
+        "max_epsilon": plan.max_epsilon,
         "noise_location": plan.noise_location,
         "claim": plan.sentence() if figure else _ONLY_LOCAL,
     }

@@ -31,9 +31,15 @@ def claims_sample_privacy(config: "RunConfig") -> bool:
     return config.local_dp_sgd and config.claim_privacy and not config.insecure_seeded_noise
 
 
+def has_central_claim(config: "RunConfig") -> bool:
+    """Whether a figure of the released models is claimed, and so charged to a ledger."""
+    return claims_privacy(config) and not is_robust(config)
+
+
 def check_privacy(config: "RunConfig") -> None:
     """Raises ValueError, one line: what is wrong or breaks the claim, and what to set instead."""
     _check_dp_sgd(config)
+    _check_charged(config)
     if not is_noised(config):
         _check_unused(config)
         return
@@ -81,6 +87,28 @@ def _check_dp_sgd(config: "RunConfig") -> None:
             "weighting = num-examples breaks the claim of local-dp-sgd: a client may not say how "
             f"many examples it has; set weighting = uniform, {_OR_NO_CLAIM}"
         )
+
+
+def _check_charged(config: "RunConfig") -> None:
+    """A ledger that is named is charged and a budget is kept to, or neither may be named."""
+    if has_central_claim(config):
+        return
+    named: dict[str, float | str] = {"max-epsilon": config.max_epsilon}
+    if not is_noised(config):
+        named, why = {}, f"algorithm {config.algorithm}, which adds no noise"
+    elif not config.claim_privacy:
+        why = "claim-privacy = false"
+    elif config.insecure_seeded_noise:
+        why = "insecure-seeded-noise = true"
+    else:
+        named["epsilon"] = config.epsilon
+        why = "a robust aggregator, which has no central figure"
+    for key, value in {"ledger": config.ledger, **named}.items():
+        if value:
+            unset = 'ledger = ""' if key == "ledger" else f"{key} = 0"
+            raise ValueError(
+                f"{key} = {value} is not allowed with {why}: nothing is charged; set {unset}"
+            )
 
 
 def _check_unused(config: "RunConfig") -> None:
@@ -141,10 +169,5 @@ def _refusals(config: "RunConfig") -> list[tuple[bool, str]]:
             config.omniscient and config.num_byzantine > 0,
             "omniscient = true breaks the claim: the attacker sees the honest updates; set "
             "omniscient = false",
-        ),
-        (
-            robust and config.max_epsilon > 0,
-            f"max-epsilon = {config.max_epsilon} breaks the claim with {rule}, which has no "
-            "central figure; set max-epsilon = 0",
         ),
     ]

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from server_app.privacy import ledger_path
-from server_app.privacy_checks import claims_privacy
 from server_app.run_record import RunRecord
 from strategies.accounting import Charge, spent
 from strategies.ledger import read_charges
@@ -27,10 +26,8 @@ def spent_by_round(record: RunRecord) -> Spent | None:
     """The ledger's charges as a curve; None for a run without a central claim or a ledger."""
     config = record.config
     privacy = (record.summary or {}).get("privacy") or {}
-    if config is None or not claims_privacy(config):
-        return None
-    path = ledger_path(config, record.folder)
-    if not path.is_file():
+    path = None if config is None else ledger_path(config, record.folder)
+    if config is None or path is None or not path.is_file():
         return None
     charges = read_charges(path)
     total = sum(count for _, count in charges)

@@ -19,12 +19,14 @@ from server_app.instruments import Instruments
 from server_app.posterior_recorder import PosteriorRecorder
 from server_app.posterior_report import check_posterior, report_posterior
 from server_app.privacy import (
+    Standing,
     check_ledger,
-    epsilon_so_far,
     ledger_path,
     new_ledger,
     privacy_entry,
     privacy_plan,
+    shortened,
+    spent_so_far,
 )
 from server_app.privacy_checks import claims_sample_privacy, is_noised
 from server_app.resume import how_it_goes_on, read_resumed
@@ -60,14 +62,23 @@ class PreparedRun:
     plan: PrivacyPlan | None = None
     # Where the run stands that is resumed; None: a new one.
     saved: Saved | None = None
+    # How its ledger stands; None where it charges none.
+    standing: Standing | None = None
 
     @property
     def notes(self) -> list[str]:
         """What people are to know before it starts, a line each."""
-        ledger = new_ledger(self.config, self.plan, self.folder)
-        goes_on = None if self.saved is None else how_it_goes_on(self.saved)
-        told = [note for note in (ledger, goes_on) if note is not None]
-        return [*unused_settings(self.config), *told]
+        told = [
+            new_ledger(self.config, self.folder),
+            None if self.saved is None else how_it_goes_on(self.saved),
+            shortened(self.config, self.saved, self.standing),
+        ]
+        return [*unused_settings(self.config), *(note for note in told if note is not None)]
+
+    @property
+    def own_values(self) -> dict[str, int]:
+        """What the strategy is to remember already before its first round."""
+        return {} if self.standing is None else self.standing.own()
 
 
 def prepare(config: RunConfig) -> PreparedRun:
@@ -92,9 +103,8 @@ def prepare(config: RunConfig) -> PreparedRun:
     except ValueError as error:
         raise ConfigError(str(error)) from error
     plan = privacy_plan(config) if is_noised(config) else None
-    if plan is not None:
-        check_ledger(config, plan, ledger_path(config, folder), saved)
-    return PreparedRun(config, problem, folder, plan, saved)
+    standing = check_ledger(config, plan, folder, saved) if plan is not None else None
+    return PreparedRun(config, problem, folder, plan, saved, standing)
 
 
 def execute(
@@ -110,7 +120,9 @@ def execute(
     num_classes = prepared.problem.task.num_classes
     instruments = Instruments(config.instruments, num_classes, config.seed)
     trackers = make_trackers(config, prepared.folder)
-    folder = RunFolder(prepared.folder, config, instruments, trackers, prepared.saved)
+    folder = RunFolder(
+        prepared.folder, config, instruments, trackers, prepared.saved, prepared.own_values
+    )
     try:
         _federate(prepared, grid, folder, observers)
     except BaseException as error:
@@ -143,8 +155,11 @@ def _federate(
         prepared.plan,
         ledger_path(config, prepared.folder),
     )
+    if prepared.standing is not None:
+        # Also where no round had ended when the run died: it is no earlier run of its own.
+        strategy.restore_own(prepared.own_values)
     folder.set_privacy(lambda: privacy_entry(config, strategy))
-    folder.set_epsilon(lambda: epsilon_so_far(strategy))
+    folder.set_spent(lambda: spent_so_far(strategy))
     folder.keep_states(strategy.state)
     try:
         result = strategy.start(

@@ -4,8 +4,10 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import numpy as np
@@ -24,6 +26,7 @@ from strategies import RoundReport
 from strategies.durable_file import replace_file
 from strategies.run_state import RunState
 
+CHECKPOINTS = "checkpoints"
 METRICS = "metrics.jsonl"
 OPERATOR = "operator.jsonl"
 SUMMARY = "summary.json"
@@ -31,7 +34,7 @@ SUMMARY = "summary.json"
 STATE_SECONDS = 0.25
 # ... and where a large model's state takes longer, at most this share of a run's time.
 STATE_SHARE = 0.05
-_WRITTEN = ("config.toml", CLIENTS, OPERATOR, "checkpoints", "plots", "report.html")
+_WRITTEN = ("config.toml", CLIENTS, OPERATOR, CHECKPOINTS, "plots", "report.html")
 
 
 def choose_folder(config: RunConfig) -> Path:
@@ -96,8 +99,9 @@ class ExtraFields(Protocol):
 class RunFolder:
     """Writes what a run leaves behind. It is an observer: call it with each RoundReport.
 
-    `saved`: the run goes on from there, in the folder that it had. Raises ConfigError where a
-    run that has not ended uses the folder.
+    `saved`: the run goes on from there, in the folder that it had. `own`: what the strategy is to
+    remember of what was before its next round. Raises ConfigError where a run that has not ended
+    uses the folder.
     """
 
     def __init__(
@@ -107,6 +111,7 @@ class RunFolder:
         extra: ExtraFields,
         trackers: Sequence[Tracker] = (),
         saved: Saved | None = None,
+        own: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         self.path = path
         self._config = config
@@ -120,29 +125,27 @@ class RunFolder:
         self.posterior: dict[str, Any] | None = None
         self._confidential = False
         self._privacy: Callable[[], dict[str, Any] | None] = lambda: None
-        self._epsilon: Callable[[], float | None] = lambda: None
+        self._spent: Callable[[], Mapping[str, float]] = dict
         self._state: Callable[[], RunState] | None = None
         create_folder(path)
         # Also the lock: two runs must not write one folder.
         self._logs = {METRICS: LineLog(path / METRICS, alone=True)}
         beside = OPERATOR if claims_privacy(config) else CLIENTS
         self._logs[beside] = LineLog(path / beside)
-        own = to_mapping(config.model_copy(update={"resume": ""}))
-        (path / "config.toml").write_text(tomli_w.dumps(own), encoding="utf-8")
+        settings = to_mapping(config.model_copy(update={"resume": ""}))
+        (path / "config.toml").write_text(tomli_w.dumps(settings), encoding="utf-8")
         for key in OWN_CODE_KEYS:
-            keep(key, str(own[key]), path)
+            keep(key, str(settings[key]), path)
         if saved is not None:
-            self._go_on(saved)
+            self._go_on(saved, own)
         elif config.state_every:
-            write_saved(path, Saved(RunState(0, {}, {}), {}, {}, own))
+            write_saved(path, Saved(RunState(0, {}, {"own": dict(own)}), {}, {}, settings))
 
     def __call__(self, report: RoundReport) -> None:
         """Append the round to metrics.jsonl, at once on disk."""
         self._confidential = report.confidential
         entry = {**round_entry(report), **self._extra.of_round(report)}
-        epsilon = self._epsilon()
-        if epsilon is not None:
-            entry["epsilon_rdp"] = epsilon
+        entry |= self._spent()
         self._counts.add(report)
         lines = {METRICS: entry, **_beside(report)}
         # First the state, which holds the lines: what is missing after it can be made up for.
@@ -187,9 +190,13 @@ class RunFolder:
         pause = max(STATE_SECONDS, self._state_took / STATE_SHARE)
         return time.monotonic() - self._last_state >= pause
 
-    def _go_on(self, saved: Saved) -> None:
+    def _go_on(self, saved: Saved, own: Mapping[str, Any]) -> None:
         """Bring the files to where the run stood after the state's round."""
         server_round = saved.state.server_round
+        # Before the lines of later rounds go: nothing else shows that those rounds were charged.
+        known = {**saved.state.values.get("own", {}), **own}
+        state = replace(saved.state, values={**saved.state.values, "own": known})
+        write_saved(self.path, replace(saved, state=state))
         (self.path / SUMMARY).unlink(missing_ok=True)
         forget_after(self.path, server_round)
         if server_round == 0:
@@ -219,9 +226,9 @@ class RunFolder:
         """What the summary says of privacy; asked for when the run ends, however it ends."""
         self._privacy = entry
 
-    def set_epsilon(self, epsilon: Callable[[], float | None]) -> None:
-        """What has been spent so far, by RDP; asked for in every round (None: nothing to say)."""
-        self._epsilon = epsilon
+    def set_spent(self, spent: Callable[[], Mapping[str, float]]) -> None:
+        """What a round's line says of the privacy spent so far; asked for in every round."""
+        self._spent = spent
 
     def set_output(self, server_round: int, metrics: Mapping[str, float]) -> None:
         """The iterate that the run hands out: after how many rounds it arose, and its metrics."""
@@ -231,7 +238,7 @@ class RunFolder:
     def save_model(self, state: Mapping[str, np.ndarray], name: str) -> None:
         """Write checkpoints/NAME.safetensors as a whole or not at all."""
         replace_file(
-            self.path / "checkpoints" / f"{name}.safetensors",
+            self.path / CHECKPOINTS / f"{name}.safetensors",
             save({key: np.ascontiguousarray(value) for key, value in state.items()}),
         )
 
@@ -346,7 +353,7 @@ def _count_clients(entries: Sequence[Mapping[str, Any]]) -> dict[str, int]:
 _OWN_KEYS = (
     *("round", "local_lr", "invited", "replied", "rejected", "filtered", "over_bound"),
     *("seconds", "evaluated_by", "skipped", "instruments", "catastrophic_failure"),
-    *("sample_epsilon", "epsilon_rdp", "surplus"),
+    *("sample_epsilon", "epsilon_rdp", "rounds_charged", "surplus"),
 )
 
 

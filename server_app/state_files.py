@@ -10,7 +10,7 @@ import hashlib
 import json
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load, save
 
-from strategies.durable_file import replace_file
+from strategies.durable_file import private_folder, replace_file
 from strategies.run_state import RunState
 
 FOLDER = "state"
@@ -46,8 +46,9 @@ def write_saved(run: Path, saved: Saved) -> None:
     """On disk when this returns; the newest one before it is kept, older ones are not."""
     content = _encode(saved)
     digest = hashlib.blake2b(content, digest_size=16).hexdigest()
+    private_folder(run / FOLDER)
     written = run / FOLDER / f"round-{saved.state.server_round:05d}-{digest}.safetensors"
-    replace_file(written, content)
+    replace_file(written, content, private=True)
     others = [path for path, _, _ in _files(run) if path != written]
     for old in others[:-1]:
         old.unlink()
@@ -59,12 +60,18 @@ def read_saved(run: Path) -> Saved | None:
     Raises ValueError, one line, for a state of another version.
     """
     damaged: list[str] = []
-    for path, _, digest in reversed(_files(run)):
-        content = path.read_bytes()
-        if hashlib.blake2b(content, digest_size=16).hexdigest() == digest:
+    for path, content in _newest_first(run):
+        if content is not None:
             return replace(_decode(content, path), damaged=tuple(damaged))
         damaged.append(path.name)
     return None
+
+
+def whole_states(run: Path) -> Iterator[Saved]:
+    """All states in the run folder that are whole, newest first. Raises as `read_saved`."""
+    for path, content in _newest_first(run):
+        if content is not None:
+            yield _decode(content, path)
 
 
 def forget_after(run: Path, server_round: int) -> None:
@@ -84,6 +91,14 @@ def _files(run: Path) -> list[tuple[Path, int, str]]:
     matches = [(path, _NAME.fullmatch(path.name)) for path in (run / FOLDER).glob("round-*")]
     found = [(path, int(match[1]), match[2]) for path, match in matches if match]
     return sorted(found, key=lambda file: (file[1], file[0].name))
+
+
+def _newest_first(run: Path) -> Iterator[tuple[Path, bytes | None]]:
+    """States with their content; None of those that are damaged."""
+    for path, _, digest in reversed(_files(run)):
+        content = path.read_bytes()
+        whole = hashlib.blake2b(content, digest_size=16).hexdigest() == digest
+        yield path, content if whole else None
 
 
 def _encode(saved: Saved) -> bytes:

@@ -4,39 +4,46 @@ A crash at any instant leaves a whole file that holds at least what was released
 only overstate what was spent. A later run on the same clients continues it.
 """
 
-import fcntl
 import json
 import math
+import secrets
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from .accounting import Charge, Figure, Release, spent
-from .durable_file import replace_file
+from .durable_file import PRIVATE_FOLDER
+from .locked_file import FileInUse, LockedFile
 from .privacy_plan import PrivacyPlan
 
 _FORMAT = 1
 
 
 class LedgerInUse(RuntimeError):
-    """Two runs would charge one ledger; the message says which, in one line."""
+    """A run cannot have the ledger for itself; the message says which and why, in one line."""
 
 
 class Ledger:
     """Charges of a population, kept in the JSON file `path` (None: in memory alone).
 
-    An existing file is continued. Raises ValueError, one line, for a file that is no ledger or
-    whose figures are for other neighbours or another δ than the plan's.
+    An existing file is continued, whatever link leads to it. Raises ValueError, one line, for a
+    file that is no ledger, whose figures are for other neighbours or another δ than the plan's, or
+    that is a copy of one that is still there.
     """
 
     def __init__(self, plan: PrivacyPlan, path: Path | None = None) -> None:
         self._plan = plan
-        self._path = path
+        self._path = None if path is None else _behind_links(path)
         self._charges: list[Charge] = []
-        if path is not None and path.exists():
-            self._charges = _read(path, plan)
+        self._id = secrets.token_hex(16)
+        if self._path is not None and self._path.exists():
+            content = _load(self._path)
+            self._charges = _of_this_kind(content, self._path, plan)
+            self._id = content.get("id", self._id)
         self.rounds_before = self.rounds
-        self._lock: IO[str] | None = None
+        self._file: LockedFile | None = None
         self._epsilon_rdp: float | None = None
+        # Of which release how many rounds in all are known to keep within the budget.
+        self._room: tuple[Release | None, int] = (None, 0)
 
     @property
     def rounds(self) -> int:
@@ -66,8 +73,14 @@ class Ledger:
         limit = self._plan.max_epsilon
         if limit is None:
             return True
+        # More rounds cost more: where they fit, so do fewer. An accountant may take long to ask.
+        if release == self._room[0] and self.rounds + rounds <= self._room[1]:
+            return True
         charges = [*self._charges, (release, rounds)]
-        return spent(charges, self._plan.delta, self._plan.accountant).epsilon <= limit
+        if spent(charges, self._plan.delta, self._plan.accountant).epsilon > limit:
+            return False
+        self._room = (release, self.rounds + rounds)
+        return True
 
     def rounds_allowed(self, release: Release, wanted: int) -> int:
         """The largest number of rounds of `release`, up to `wanted`, within the budget."""
@@ -79,34 +92,64 @@ class Ledger:
             low, high = (middle, high) if self.allows(release, middle) else (low, middle)
         return low
 
+    def hold(self) -> None:
+        """Keep everybody else from charging the file until `close`; a missing one begins here.
+
+        Raises LedgerInUse where another process has it, it is not what this object read, or it
+        cannot be written or locked where it is.
+        """
+        if self._path is None or self._file is not None:
+            return
+        self._file = _opened(self._path)
+        try:
+            charges = _charges_in(_load(self._path), self._path) if self._path.exists() else []
+            if charges != self._charges:
+                raise LedgerInUse(f"ledger {self._path} was charged by another run meanwhile")
+            if not self._path.exists():
+                self._write()
+        except BaseException:
+            self.close()
+            raise
+
     def charge(self, release: Release) -> None:
         """Add one round, and return only when the file on disk says so.
 
-        Raises LedgerInUse where another process charges the same file.
+        Raises LedgerInUse as `hold` does, and where the file was replaced by another.
         """
-        if self._path is not None and self._lock is None:
-            self._lock = _lock(self._path)
-            if self._path.exists() and _read(self._path, self._plan) != self._charges:
-                raise LedgerInUse(f"ledger {self._path} was charged by another run meanwhile")
+        self.hold()
         if self._charges and self._charges[-1][0] == release:
             self._charges[-1] = (release, self._charges[-1][1] + 1)
         else:
             self._charges.append((release, 1))
+        if release != self._room[0]:
+            self._room = (None, 0)
         self._epsilon_rdp = self._quick_epsilon()
-        if self._path is not None:
-            text = json.dumps(self._content(), indent=2) + "\n"
-            replace_file(self._path, text.encode())
+        self._write()
 
     def close(self) -> None:
         """Let another run continue the file."""
-        if self._lock is not None:
-            self._lock.close()
-            self._lock = None
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _write(self) -> None:
+        if self._file is None:
+            return
+        text = json.dumps(self._content(), indent=2) + "\n"
+        try:
+            self._file.replace(text.encode())
+        except FileInUse:
+            raise LedgerInUse(
+                f"ledger {self._path} was replaced by another while this run went on: the run "
+                "ends here, and nothing more is released"
+            ) from None
 
     def _content(self) -> dict[str, Any]:
         plan = self._plan
         return {
             "format": _FORMAT,
+            "id": self._id,
+            "path": str(self._path),
             "delta": plan.delta,
             "neighbours": plan.relation,
             "rounds": self.rounds,
@@ -134,15 +177,66 @@ def read_charges(path: Path) -> list[Charge]:
     return _charges_in(_load(path), path)
 
 
-def _read(path: Path, plan: PrivacyPlan) -> list[Charge]:
-    content = _load(path)
+def _of_this_kind(content: dict[str, Any], path: Path, plan: PrivacyPlan) -> list[Charge]:
+    """The charges of a ledger that a run of `plan` may continue."""
     for key, own in (("neighbours", plan.relation), ("delta", plan.delta)):
         if content.get(key) != own:
             raise ValueError(
                 f"ledger {path} was kept for {key} = {content.get(key)}, this run's is {own}: "
                 "their figures cannot be added"
             )
+    _refuse_copy(content, path)
     return _charges_in(content, path)
+
+
+def _refuse_copy(content: dict[str, Any], path: Path) -> None:
+    """Two copies that are both continued would each hold half of what was spent."""
+    names = path.stat().st_nlink
+    if names > 1:
+        raise ValueError(
+            f"ledger {path} has {names} names (hard links), of which only one would be kept up to "
+            "date: remove the others"
+        )
+    original = Path(str(content.get("path", path)))
+    try:
+        is_copy = (
+            original != path
+            and _load(original).get("id") == content.get("id")
+            and not original.samefile(path)
+        )
+    except ValueError:
+        # It was moved, or comes from another machine.
+        return
+    if is_copy:
+        raise ValueError(
+            f"ledger {path} is a copy of {original}, which is still there: name that one, or "
+            "remove it if it was never charged after it was copied"
+        )
+
+
+def _behind_links(path: Path) -> Path:
+    """The file itself: a link would be replaced by the first charge, and the file left behind.
+
+    Raises ValueError where there is something else than a file.
+    """
+    try:
+        real = path.resolve()
+        if real.exists() and not real.is_file():
+            raise ValueError(f"ledger {path} is not a file")
+    except (OSError, RuntimeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "its links lead in a circle"
+        raise ValueError(f"ledger {path} cannot be read: {reason}") from None
+    return real
+
+
+def _opened(path: Path) -> LockedFile:
+    try:
+        path.parent.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
+        return LockedFile(path)
+    except FileInUse:
+        raise LedgerInUse(f"ledger {path} is in use by another run") from None
+    except OSError as error:
+        raise LedgerInUse(f"ledger {path} cannot be kept there: {error.strerror}") from None
 
 
 def _load(path: Path) -> dict[str, Any]:
@@ -157,28 +251,32 @@ def _load(path: Path) -> dict[str, Any]:
 
 def _charges_in(content: dict[str, Any], path: Path) -> list[Charge]:
     try:
-        return [
-            (
-                Release(
-                    float(entry["noise_multiplier"]),
-                    float(entry["sample_rate"]),
-                    tuple(map(int, entry["drawn"])) if entry["drawn"] else None,  # type: ignore[arg-type]
-                ),
-                int(entry["rounds"]),
-            )
-            for entry in content["charges"]
-        ]
+        charges = [_charge_in(entry) for entry in content["charges"]]
+        total = sum(count for _, count in charges)
+        if total != content["rounds"]:
+            raise ValueError(f"rounds = {content['rounds']}, but its charges add up to {total}")
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"ledger {path} is damaged: {type(error).__name__} {error}") from None
+    return charges
 
 
-def _lock(path: Path) -> IO[str]:
-    """Held as long as this process lives: two runs that write one ledger would lose charges."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    stream = path.with_name(f".{path.name}.lock").open("w")
-    try:
-        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        stream.close()
-        raise LedgerInUse(f"ledger {path} is in use by another run") from None
-    return stream
+def _charge_in(entry: dict[str, Any]) -> Charge:
+    drawn = entry["drawn"]
+    if drawn is not None:
+        size, population = drawn
+        drawn = _positive(size, "drawn"), _positive(population, "drawn")
+    z, rate = (_number(entry[key], key) for key in ("noise_multiplier", "sample_rate"))
+    return Release(z, rate, drawn), _positive(entry["rounds"], "rounds")
+
+
+def _positive(value: object, key: str) -> int:
+    # Not isinstance: true is an int of Python's too.
+    if type(value) is not int or value < 1:
+        raise ValueError(f"{key} = {value!r}: a whole number, 1 or more")
+    return value
+
+
+def _number(value: object, key: str) -> float:
+    if type(value) not in (int, float):
+        raise ValueError(f"{key} = {value!r}: a number")
+    return float(value)  # type: ignore[arg-type]

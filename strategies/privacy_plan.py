@@ -204,7 +204,9 @@ def largest_poisson_cohort(
 
 
 def calibrated(plan: PrivacyPlan, epsilon: float) -> PrivacyPlan:
-    """`plan` with the smallest z whose T rounds cost at most (`epsilon`, δ)."""
+    """`plan` with the smallest z whose T rounds cost at most (`epsilon`, δ), which no run of it
+    ever passes: with what an earlier run has spent, or a round that is done twice, it ends sooner.
+    """
     probe = replace(plan, noise_multiplier=1.0)
     z = calibrate(
         epsilon,
@@ -213,4 +215,4 @@ def calibrated(plan: PrivacyPlan, epsilon: float) -> PrivacyPlan:
         plan.rounds,
         plan.accountant,
     )
-    return replace(plan, noise_multiplier=z)
+    return replace(plan, noise_multiplier=z, max_epsilon=min(epsilon, plan.max_epsilon or epsilon))

@@ -31,8 +31,9 @@ class PrivateAveraging(FederatedStrategy):
 
     `privacy` is the plan that sampler, mechanism and accountant share; its participation replaces
     the frame's. `ledger` is the file that holds what was spent (None: memory alone); it is written
-    before the noised model exists. Every round is charged and released, whoever answers: there is
-    no quorum, no report of a client is used, and under a claim none leaves the server.
+    before the noised model exists, and refused where no central figure is claimed. Every round is
+    charged and released, whoever answers: there is no quorum, no report of a client is used, and
+    under a claim none leaves the server.
 
     With another aggregator the noise at the clients still protects each message from the server
     (`local_figure`), but no central figure holds: the rule's sensitivity is not C/r.
@@ -55,7 +56,12 @@ class PrivateAveraging(FederatedStrategy):
         self.privacy = privacy
         self._is_sum = self._aggregate is weighted_mean
         _check(privacy, frame, self._is_sum)
-        self.ledger = Ledger(privacy, ledger if self.has_central_claim else None)
+        if ledger is not None and not self.has_central_claim:
+            raise ValueError(
+                f"ledger = {ledger} is not allowed without a central claim: nothing would be "
+                "charged to it; omit it"
+            )
+        self.ledger = Ledger(privacy, ledger)
         self._over_budget = False
 
     @property
@@ -74,8 +80,12 @@ class PrivateAveraging(FederatedStrategy):
         return self.privacy.local_figure()
 
     def start(self, *arguments: Any, **options: Any) -> Result:
-        """As FederatedStrategy.start; the ledger is this run's alone until it returns."""
+        """As FederatedStrategy.start; the ledger is this run's alone until it returns.
+
+        Raises LedgerInUse, before any client is asked for anything, where another run has it.
+        """
         try:
+            self.ledger.hold()
             return super().start(*arguments, **options)
         finally:
             self.ledger.close()
@@ -152,7 +162,15 @@ class PrivateAveraging(FederatedStrategy):
         return {"rounds_before": self.ledger.rounds_before, "rounds_charged": self.ledger.rounds}
 
     def restore_own(self, values: Mapping[str, Any]) -> None:
-        """Rounds that this run was charged before are not an earlier run's."""
+        """Rounds that this run was charged before are not an earlier run's.
+
+        Raises ValueError where the ledger holds less than it did when `values` were written.
+        """
+        if self.ledger.rounds < values["rounds_charged"]:
+            raise ValueError(
+                f"the ledger holds {self.ledger.rounds} rounds, and {values['rounds_charged']} had "
+                "been charged when the run left its state; put its ledger back"
+            )
         self.ledger.rounds_before = values["rounds_before"]
 
     def rounds_allowed(self, num_rounds: int, done: int = 0) -> int:

@@ -126,6 +126,8 @@ def test_the_file_and_its_name_are_synchronised(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "ledger.json"
+    ledger = Ledger(plan(), path)
+    ledger.hold()
     synced: list[str] = []
     real = os.fsync
 
@@ -134,7 +136,7 @@ def test_the_file_and_its_name_are_synchronised(
         real(descriptor)
 
     monkeypatch.setattr(os, "fsync", fsync)
-    Ledger(plan(), path).charge(plan().release())
+    ledger.charge(plan().release())
     assert synced == [".ledger.json.part", tmp_path.name]
 
 

@@ -46,11 +46,6 @@ DP: dict[str, Any] = {
             "omniscient = true",
             "set omniscient = false",
         ),
-        (
-            {"noise-location": "client", "aggregator": "rage", "max-epsilon": 1.0},
-            "max-epsilon = 1.0",
-            "set max-epsilon = 0",
-        ),
     ],
 )
 def test_what_breaks_the_claim_is_refused_in_one_line(
@@ -65,6 +60,15 @@ def test_what_breaks_the_claim_is_refused_in_one_line(
     assert "\n" not in line
     free = make_config({**DP, **values, "claim-privacy": False})
     assert not claims_privacy(free)
+
+
+# Under these nothing is charged, so that neither a ledger nor a budget may be named.
+NOTHING_CHARGED: list[tuple[dict[str, Any], str]] = [
+    ({"claim-privacy": False}, "claim-privacy = false"),
+    ({"insecure-seeded-noise": True}, "insecure-seeded-noise = true"),
+    ({"noise-location": "client", "aggregator": "rage"}, "a robust aggregator"),
+]
+NOTHING_NOISED = {"algorithm": "gfedavg", "clip-norm": 0.0, "noise-multiplier": 0.0}
 
 
 @pytest.mark.parametrize(
@@ -88,6 +92,17 @@ def test_what_breaks_the_claim_is_refused_in_one_line(
         ({"delta": 0.0}, "delta = 0.0"),
         ({"delta": 1.0}, "delta = 1.0"),
         ({"accountant": "moments"}, "accountant = 'moments'"),
+        *(
+            ({**unclaimed, key: value}, f"{key} = {value} is not allowed with {why}")
+            for unclaimed, why in NOTHING_CHARGED
+            for key, value in (("ledger", "spent.json"), ("max-epsilon", 1.0))
+        ),
+        (
+            {"noise-location": "client", "aggregator": "rage", "noise-multiplier": 0.0}
+            | {"epsilon": 8.0},
+            "epsilon = 8.0 is not allowed with a robust aggregator",
+        ),
+        ({**NOTHING_NOISED, "ledger": "spent.json"}, "ledger = spent.json is not allowed with alg"),
     ],
 )
 def test_what_is_wrong_is_refused_in_one_line(values: dict[str, Any], said: str) -> None:

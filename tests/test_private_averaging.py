@@ -448,9 +448,15 @@ def test_what_breaks_the_claim_is_refused(options: dict[str, Any], said: str) ->
 
 def test_without_a_claim_there_is_no_figure(tmp_path: Path) -> None:
     path = tmp_path / "ledger.json"
-    strategy = DPFedAvg(plan(claim=False), local_rate=LR, ledger=path)
+    strategy = DPFedAvg(plan(claim=False), local_rate=LR)
     strategy.start(grid(), state_of(START), num_rounds=1, timeout=20)
     assert (strategy.figure(), strategy.local_figure()) == (None, None)
+    # A ledger that would not be charged is refused, whatever keeps the figure from being claimed.
+    robust = plan(noise_location="client", participation=PoissonParticipation(1.0))
+    rule = RageFilter(CorruptionBound(1))
+    for unclaimed, options in ((plan(claim=False), {}), (robust, {"aggregator": rule})):
+        with pytest.raises(ValueError, match=r"ledger = .* nothing would be charged to it"):
+            DPFedAvg(unclaimed, local_rate=LR, ledger=path, **options)
     assert not path.exists()
 
 
