@@ -164,10 +164,14 @@ def _deployed(config: RunConfig, data: Sequence[Path]) -> RunConfig:
             raise ConfigError(f"--data {path} does not exist")
     if config.task == "own-data" and not data:
         raise ConfigError("task = own-data needs --data FILE once for every client")
-    folder = config.data_dir or os.environ.get("BLACKTHORN_DATA_DIR", "")
+    data_dir = config.data_dir or os.environ.get("BLACKTHORN_DATA_DIR", "")
     return config.model_copy(
-        update={"data_dir": str(Path(folder).expanduser().resolve()) if folder else ""}
+        update={"data_dir": _absolute(data_dir), "ledger": _absolute(config.ledger)}
     )
+
+
+def _absolute(path: str) -> str:
+    return str(Path(path).expanduser().resolve()) if path else ""
 
 
 def _check_data(config: RunConfig, data: Sequence[Path]) -> None:

@@ -1,0 +1,309 @@
+"""What a run that was killed and resumed has spent: never less than it released, never more than
+its budget, and of nobody else."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from digits_runs import configuration
+from rich.console import Console
+
+from launch.cluster import _deployed
+from launch.simulate import simulate
+from server_app import run_folder
+from server_app.config import ConfigError
+from server_app.privacy import privacy_of_dead_run
+from server_app.run_folder import read_metrics
+from server_app.state_files import Saved
+from strategies import ClipNorm, Ledger, PoissonParticipation, PrivacyPlan, Release, spent
+from strategies.ledger import read_charges
+
+ROUNDS = 5
+NOISED: dict[str, Any] = {
+    "algorithm": "dp-fedavg",
+    "clip_norm": 1.0,
+    "noise_multiplier": 2.0,
+    "participation": "poisson",
+    "sample_rate": 0.5,
+    "instruments": False,
+    "num_server_rounds": ROUNDS,
+    "state_every": 1,
+}
+BUDGET = {**NOISED, "noise_multiplier": 0.0, "epsilon": 3.0}
+
+
+class Killed(BaseException):
+    pass
+
+
+def start(folder: Path, options: dict[str, Any], console: Console | None = None) -> dict[str, Any]:
+    return simulate(configuration(folder, **options), console or Console(quiet=True))
+
+
+def resume(folder: Path, options: dict[str, Any], console: Console | None = None) -> dict[str, Any]:
+    return start(folder, {**options, "resume": str(folder)}, console)
+
+
+def kill(folder: Path, options: dict[str, Any], at: int, again: bool = False) -> None:
+    """A run, or a resumed one, that dies when round `at` is released and before its state is on
+    disk: the round is charged, and will be done again."""
+    real = run_folder.write_saved
+
+    def write(path: Path, saved: Saved) -> None:
+        if saved.state.server_round == at:
+            raise Killed
+        real(path, saved)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run_folder, "write_saved", write)
+        with pytest.raises(Killed):
+            (resume if again else start)(folder, options)
+    # SIGKILL leaves no time to write one.
+    (folder / "summary.json").unlink()
+
+
+def charged(path: Path) -> int:
+    return sum(count for _, count in read_charges(path))
+
+
+def put_back(ledger: Path, rounds: int) -> None:
+    """An older copy of the ledger, which held only `rounds`."""
+    content = json.loads(ledger.read_text())
+    content["rounds"] = content["charges"][0]["rounds"] = rounds
+    ledger.write_text(json.dumps(content))
+
+
+# Never less than was released.
+
+
+def test_a_round_that_is_done_again_is_charged_again(tmp_path: Path) -> None:
+    """Dies with a resume that skips the charges of redone rounds."""
+    kill(tmp_path, NOISED, at=3)
+    kill(tmp_path, NOISED, at=4, again=True)
+    summary = resume(tmp_path, NOISED)
+    # Five rounds, of which the third and the fourth were done twice.
+    assert read_charges(tmp_path / "ledger.json") == [(Release(2.0, 0.5), ROUNDS + 2)]
+    expected = spent([(Release(2.0, 0.5), ROUNDS + 2)], 1e-5).epsilon
+    assert summary["privacy"]["epsilon"] == pytest.approx(expected)
+    assert [e["rounds_charged"] for e in read_metrics(tmp_path)] == [0, 1, 2, 4, 6, 7]
+
+
+def lost(folder: Path) -> None:
+    (folder / "ledger.json").unlink()
+
+
+def older(folder: Path) -> None:
+    put_back(folder / "ledger.json", 3)
+
+
+def without_lines(folder: Path) -> None:
+    """The checkpoints alone are left to say what was released."""
+    older(folder)
+    for name in ("metrics.jsonl", "operator.jsonl"):
+        (folder / name).write_text((folder / name).read_text().partition("\n")[0] + "\n")
+
+
+def without_checkpoints(folder: Path) -> None:
+    older(folder)
+    shutil.rmtree(folder / "checkpoints")
+
+
+@pytest.mark.parametrize("what", [lost, older, without_lines, without_checkpoints])
+def test_a_ledger_lost_since_the_last_state_is_refused(
+    tmp_path: Path, what: Callable[[Path], None]
+) -> None:
+    """The state is of round 3, four models were released, and the ledger says three."""
+    options = {**NOISED, "state_every": 3, "checkpoint_every": 1}
+
+    def die(report: Any) -> None:
+        if report.server_round == 4:
+            raise Killed
+
+    with pytest.raises(Killed):
+        simulate(configuration(tmp_path, **options), Console(quiet=True), observers=[die])
+    (tmp_path / "summary.json").unlink()
+    what(tmp_path)
+    with pytest.raises(
+        ConfigError, match=r"by what else the run left 4 had been charged"
+    ) as caught:
+        resume(tmp_path, options)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_was_lost_is_remembered_when_the_lines_are_cut(tmp_path: Path) -> None:
+    """A resumed run cuts its lines back to its state: the ledger must still hold what they said."""
+    options = {**NOISED, "state_every": 4}
+
+    def die_after(server_round: int) -> Callable[[Any], None]:
+        def die(report: Any) -> None:
+            if report.server_round == server_round:
+                raise Killed
+
+        return die
+
+    for server_round, resumed in ((3, {}), (1, {"resume": str(tmp_path)})):
+        config = configuration(tmp_path, **options, **resumed)
+        with pytest.raises(Killed):
+            simulate(config, Console(quiet=True), observers=[die_after(server_round)])
+        (tmp_path / "summary.json").unlink()
+    assert [entry["round"] for entry in read_metrics(tmp_path)] == [0, 1]
+    assert charged(tmp_path / "ledger.json") == 4
+    put_back(tmp_path / "ledger.json", 2)
+    with pytest.raises(ConfigError, match="holds 2 rounds"):
+        resume(tmp_path, options)
+
+
+def test_a_copied_run_is_not_resumed_beside_the_first(tmp_path: Path) -> None:
+    kill(tmp_path / "one", NOISED, at=2)
+    shutil.copytree(tmp_path / "one", tmp_path / "two")
+    resume(tmp_path / "one", NOISED)
+    with pytest.raises(ConfigError, match=r"is a copy of .*one/ledger\.json, which is still there"):
+        resume(tmp_path / "two", NOISED)
+    # With a ledger outside of them, both copies charge the same one.
+    shared = {**NOISED, "ledger": str(tmp_path / "shared.json")}
+    kill(tmp_path / "three", shared, at=2)
+    shutil.copytree(tmp_path / "three", tmp_path / "four")
+    first = resume(tmp_path / "three", shared)["privacy"]
+    second = resume(tmp_path / "four", shared)["privacy"]
+    assert first["rounds_charged"] == ROUNDS + 1
+    assert second["rounds_charged"] == ROUNDS + 1 + (ROUNDS - 1)
+
+
+# Of nobody else.
+
+
+def other_run(path: Path, rounds: int) -> None:
+    plan = PrivacyPlan(ClipNorm(1.0), 2.0, 4, rounds, PoissonParticipation(0.5))
+    ledger = Ledger(plan, path)
+    for _ in range(rounds):
+        ledger.charge(plan.release())
+    ledger.close()
+
+
+@pytest.mark.parametrize("at", [1, 2])
+@pytest.mark.parametrize("before", [0, 3])
+def test_a_run_is_no_earlier_run_of_its_own(tmp_path: Path, at: int, before: int) -> None:
+    """Dies with a rounds_before that is wrong by one, or counts the run itself."""
+    options = {**NOISED, "ledger": str(tmp_path / "spent.json")}
+    if before:
+        other_run(tmp_path / "spent.json", before)
+    kill(tmp_path / "run", options, at=at)
+    config = configuration(tmp_path / "run", **options)
+    dead = privacy_of_dead_run(config, tmp_path / "run")
+    assert dead is not None
+    assert (dead["rounds_charged"], dead["rounds_of_earlier_runs"]) == (before + at, before)
+    summary = resume(tmp_path / "run", options)
+    assert summary["privacy"]["rounds_of_earlier_runs"] == before
+    assert summary["privacy"]["rounds_charged"] == before + ROUNDS + 1
+    after = start(tmp_path / "next", options)
+    assert after["privacy"]["rounds_of_earlier_runs"] == before + ROUNDS + 1
+
+
+def test_a_dead_run_without_states_is_no_earlier_run_of_its_own(tmp_path: Path) -> None:
+    options = {**NOISED, "state_every": 0}
+    start(tmp_path, options)
+    dead = privacy_of_dead_run(configuration(tmp_path, **options), tmp_path)
+    assert dead is not None
+    assert (dead["rounds_charged"], dead["rounds_of_earlier_runs"]) == (ROUNDS, 0)
+
+
+# Never more than the budget.
+
+
+def shown(capsys: pytest.CaptureFixture[str]) -> str:
+    return capsys.readouterr().out
+
+
+def test_what_is_done_again_is_taken_from_the_rounds_that_are_left(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kill(tmp_path, BUDGET, at=2)
+    kill(tmp_path, BUDGET, at=3, again=True)
+    capsys.readouterr()
+    summary = resume(tmp_path, BUDGET, Console(width=500))
+    assert (
+        f"epsilon = 3 ends the run after {ROUNDS - 2} of {ROUNDS} rounds: the ledger holds 0 of "
+        "earlier runs, and 2 that were charged and have to be done again"
+    ) in shown(capsys)
+    assert (summary["status"], summary["rounds_completed"]) == ("completed", ROUNDS - 2)
+    privacy = summary["privacy"]
+    assert (privacy["rounds_planned"], privacy["max_epsilon"]) == (ROUNDS, 3.0)
+    # An oracle of its own: T rounds cost epsilon, and T were charged.
+    charges = read_charges(tmp_path / "ledger.json")
+    assert sum(count for _, count in charges) == ROUNDS
+    assert 0.99 * 3.0 < spent(charges, 1e-5).epsilon <= 3.0
+    assert privacy["epsilon"] <= 3.0
+
+
+def test_however_often_it_is_resumed(tmp_path: Path) -> None:
+    """Killed at the same round until nothing is left: it ends with the rounds that it has."""
+    kill(tmp_path, BUDGET, at=2)
+    for _ in range(ROUNDS - 2):
+        kill(tmp_path, BUDGET, at=2, again=True)
+    assert charged(tmp_path / "ledger.json") == ROUNDS
+    summary = resume(tmp_path, BUDGET)
+    assert (summary["status"], summary["rounds_completed"]) == ("completed", 1)
+    assert charged(tmp_path / "ledger.json") == ROUNDS
+    assert summary["privacy"]["epsilon"] <= 3.0
+
+
+def test_an_earlier_run_has_spent_of_the_same_budget(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """8 became 18.63: the second run is refused, or ends before it would pass what is left."""
+    ledger = tmp_path / "spent.json"
+    options = {**BUDGET, "ledger": str(ledger)}
+    assert start(tmp_path / "one", options)["privacy"]["epsilon"] <= 3.0
+    with pytest.raises(ConfigError, match=r"epsilon = 3 is not allowed: even one more round") as e:
+        start(tmp_path / "two", options)
+    assert "\n" not in str(e.value)
+    assert not (tmp_path / "two").exists()
+    capsys.readouterr()
+    more = {**options, "epsilon": 3.5}
+    summary = start(tmp_path / "three", more, Console(width=500))
+    assert 0 < summary["rounds_completed"] < ROUNDS
+    assert summary["privacy"]["epsilon"] <= 3.5
+    assert spent(read_charges(ledger), 1e-5).epsilon <= 3.5
+    ends = f"epsilon = 3.5 ends the run after {summary['rounds_completed']} of {ROUNDS} rounds"
+    assert ends in shown(capsys)
+    # The smaller of two limits counts.
+    with pytest.raises(ConfigError, match="max-epsilon = 1 is not allowed"):
+        start(tmp_path / "four", {**options, "epsilon": 9.0, "max_epsilon": 1.0})
+
+
+@pytest.mark.parametrize("accountant", ["prv", "pld"])
+def test_whoever_accounts(tmp_path: Path, accountant: str) -> None:
+    options = {**BUDGET, "accountant": accountant}
+    kill(tmp_path, options, at=2)
+    summary = resume(tmp_path, options)
+    assert summary["rounds_completed"] == ROUNDS - 1
+    assert summary["privacy"]["epsilon"] <= 3.0
+    assert spent(read_charges(tmp_path / "ledger.json"), 1e-5, accountant).epsilon <= 3.0  # type: ignore[arg-type]
+
+
+# Who has it.
+
+
+def test_a_ledger_in_use_is_known_before_anything_starts(tmp_path: Path) -> None:
+    ledger = tmp_path / "spent.json"
+    other_run(ledger, 1)
+    plan = PrivacyPlan(ClipNorm(1.0), 2.0, 4, 5, PoissonParticipation(0.5))
+    holder = Ledger(plan, ledger)
+    holder.charge(plan.release())
+    with pytest.raises(ConfigError, match=f"ledger {ledger} is in use by another run"):
+        start(tmp_path / "run", {**NOISED, "ledger": str(ledger)})
+    holder.close()
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_clusters_server_app_has_the_ledger_that_was_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It runs in a folder of its own, where a relative path would begin another."""
+    monkeypatch.chdir(tmp_path)
+    config = configuration(tmp_path / "run", **NOISED, ledger="spent.json")
+    assert _deployed(config, ()).ledger == str(tmp_path / "spent.json")
+    assert _deployed(configuration(tmp_path / "run", **NOISED), ()).ledger == ""
