@@ -3,6 +3,7 @@
 from flwr.app import ConfigRecord, Message
 
 CONFIG = "config"  # the record of a message that holds the round's instructions
+RULE = "rule"  # the record that says what the clients do, which a liar's reply attests, too
 
 
 def round_config(message: Message) -> ConfigRecord:

@@ -8,9 +8,11 @@ from flwr.app import ConfigRecord, Context, Message
 from flwr.clientapp import ClientApp
 
 from server_app.config import RunConfig, make_config
+from strategies.local_rule import LANGEVIN
 from tasks.evaluation import evaluate
 
 from .bounding import bounded_models, step_clip_norm, unclipped_norms
+from .configured_rule import check_rule
 from .disclosure import disclosing
 from .dp_sgd import sample_epsilon, train_clients_privately
 from .langevin_training import langevin_training
@@ -19,6 +21,7 @@ from .messages import (
     enrolment_refusal,
     enrolment_reply,
     evaluate_reply,
+    read_model,
     read_round,
     start_vector,
     train_reply,
@@ -39,15 +42,14 @@ def local_training(
     config: RunConfig, requests: Sequence[RoundRequest], clients: Sequence[int]
 ) -> LocalSteps:
     """The local training of `clients` in a round, as the run configuration and the server say."""
-    local_lr = requests[0].local_lr
-    if config.algorithm == "fa-ld":
+    if requests[0].rule.name == LANGEVIN:
         return langevin_training(config, requests, clients)
     return LocalSGD(
         steps=config.local_steps,
         batch_size=config.batch_size,
-        learning_rate=local_lr,
+        learning_rate=requests[0].local_lr,
         weight_decay=config.weight_decay,
-        step_clip_norm=step_clip_norm(config, local_lr),
+        step_clip_norm=step_clip_norm(requests[0].rule),
     )
 
 
@@ -78,6 +80,7 @@ def train(message: Message, context: Context) -> Message:
     """K local steps from the server's model on this node's shard."""
     config, client = _node(context)
     request = read_round(message)
+    check_rule(config, request)
     model = client.problem.model
     start = start_vector(request.arrays, model)
     key = (config.seed, request.server_round, client.client_id)
@@ -93,7 +96,7 @@ def train(message: Message, context: Context) -> Message:
             local_training(config, [request], [client.client_id]),
             [client_generator(*key)],
         )
-    bounded = bounded_models(config, start, params, request.local_lr)
+    bounded = bounded_models(request.rule, start, params, request.local_lr)
     noised = noised_models(config, bounded, request, [client.client_id])
     (arrays,) = trained_arrays(request.arrays, model, noised)
     (norm,) = unclipped_norms(config, start, params, request.local_lr)
@@ -120,5 +123,5 @@ def evaluate_held_out(message: Message, context: Context) -> Message:
     if client.held_out is None or len(client.held_out) == 0:
         raise ValueError("this node has no held-out examples to evaluate on")
     model = client.problem.model
-    params = start_vector(read_round(message).arrays, model)
+    params = start_vector(read_model(message), model)
     return evaluate_reply(message, len(client.held_out), evaluate(model, params, client.held_out))

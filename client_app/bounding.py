@@ -2,29 +2,34 @@
 
 import torch
 
-from server_app.config import RunConfig, clip_units
-from server_app.privacy_checks import PRIVATE_ALGORITHMS
+from server_app.config import RunConfig
 from strategies.bounding import clip, normalize, row_norms
-from strategies.update_clipping import ClipNorm
+from strategies.local_rule import (
+    BOUND,
+    CLIP_GRADIENT,
+    CLIP_MODEL,
+    CLIP_UPDATE,
+    NORMALIZE_UPDATE,
+    LocalRule,
+)
 
 CLIPS_UPDATES = ("fat-clipping-pr", "ce-fedavg")
 
 
 def bounded_models(
-    config: RunConfig, start: torch.Tensor, params: torch.Tensor, local_lr: float
+    rule: LocalRule, start: torch.Tensor, params: torch.Tensor, local_lr: float
 ) -> torch.Tensor:
-    """Models [B, d] whose updates from `start` [d] an honest client of the algorithm sends.
+    """Models [B, d] whose updates from `start` [d] an honest client sends by the round's rule.
 
-    FAT-Clipping-PR, CE-FedAvg and DP-FedAvg: w − η_l clip((w − w_i)/η_l, C). DP-NormFedAvg: the
-    same with norm(·, C). Model clipping: clip(w_i, c). All others send what they trained.
+    "clip-update": w − η_l clip((w − w_i)/η_l, bound); "normalize-update": the same with
+    norm(·, bound); "clip-model": clip(w_i, bound). By all others what was trained.
     """
-    if config.algorithm == "model-clipping":
-        return clip(params, config.clip_norm)
-    if config.algorithm not in (*CLIPS_UPDATES, *PRIVATE_ALGORITHMS):
+    if rule.name == CLIP_MODEL:
+        return clip(params, rule.numbers[BOUND])
+    if rule.name not in (CLIP_UPDATE, NORMALIZE_UPDATE):
         return params
-    bound = ClipNorm(config.clip_norm, clip_units(config)).in_gradient_units(local_lr)
-    constrain = normalize if config.algorithm == "dp-normfedavg" else clip
-    return start - constrain(start - params, local_lr * bound)
+    constrain = normalize if rule.name == NORMALIZE_UPDATE else clip
+    return start - constrain(start - params, local_lr * rule.numbers[BOUND])
 
 
 def unclipped_norms(
@@ -36,8 +41,6 @@ def unclipped_norms(
     return (row_norms(start - params) / local_lr).tolist()
 
 
-def step_clip_norm(config: RunConfig, local_lr: float) -> float:
-    """λ of FAT-Clipping-PI in gradient units; 0 (no clipping) for all others."""
-    if config.algorithm != "fat-clipping-pi":
-        return 0.0
-    return ClipNorm(config.clip_norm, clip_units(config)).in_gradient_units(local_lr)
+def step_clip_norm(rule: LocalRule) -> float:
+    """λ of "clip-gradient" in gradient units; 0 (no clipping) for all others."""
+    return rule.numbers[BOUND] if rule.name == CLIP_GRADIENT else 0.0

@@ -9,6 +9,13 @@ from torch import Tensor
 
 from server_app.config import RunConfig
 from strategies.langevin import Langevin, step_size
+from strategies.local_rule import (
+    PRIOR_PRECISION,
+    SHARED_FRACTION,
+    STEP_SIZE,
+    STRONG_CONVEXITY,
+    TEMPERATURE,
+)
 from strategies.shared_noise import shared_noise
 
 from .messages import RoundRequest
@@ -69,7 +76,8 @@ class LocalLangevin:
 def langevin_training(
     config: RunConfig, requests: Sequence[RoundRequest], clients: Sequence[int]
 ) -> LocalLangevin:
-    """The local steps of ``clients`` as the run configuration and their requests say.
+    """The local steps of ``clients`` as the round's rule, the run configuration and their requests
+    say.
 
     Raises ValueError where a request lacks the client's share of the examples.
     """
@@ -79,12 +87,13 @@ def langevin_training(
                 f"client {client} was told share = {request.share:g} of {request.total_examples} "
                 "examples: fa-ld needs a share above 0, at most 1, of at least 1 example"
             )
+    numbers = requests[0].rule.numbers
     return LocalLangevin(
-        Langevin(config.temperature, config.shared_noise, config.prior_precision),
+        Langevin(numbers[TEMPERATURE], numbers[SHARED_FRACTION], numbers[PRIOR_PRECISION]),
         steps=config.local_steps,
         batch_size=config.batch_size,
-        first_step_size=requests[0].local_lr,
-        strong_convexity=config.strong_convexity if config.step_size == "decaying" else 0.0,
+        first_step_size=numbers[STEP_SIZE],
+        strong_convexity=numbers.get(STRONG_CONVEXITY, 0.0),
         server_round=requests[0].server_round,
         total_examples=requests[0].total_examples,
         share=torch.tensor([request.share for request in requests], dtype=torch.float64),

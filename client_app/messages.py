@@ -1,7 +1,7 @@
 """What the ClientApp reads from the server's messages, and what it answers (Flower's usual form).
 
-A reply holds one ArrayRecord "arrays" with the model's state_dict and one MetricRecord "metrics"
-with num-examples.
+A reply holds one ArrayRecord "arrays" with the model's state_dict, one MetricRecord "metrics"
+with num-examples, and the ConfigRecord of the rule that it attests.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +13,7 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
 from strategies.array_codec import decode, encode
+from strategies.local_rule import RULE, LocalRule
 from tasks.flat_model import FlatModel
 
 _NO_RECORDS = RecordDict()
@@ -24,35 +25,41 @@ PROBLEM = "problem"
 class RoundRequest:
     """A round's instruction: the global model and what changes from round to round.
 
-    `share` p_c, `total_examples` n and `shared_seed` are FA-LD's, 0 for all others.
+    `rule` is the client's half of the algorithm. `share` p_c, `total_examples` n and `shared_seed`
+    are FA-LD's, 0 for all others.
     """
 
     server_round: int
     local_lr: float
     arrays: ArrayRecord
+    rule: LocalRule
     share: float = 0.0
     total_examples: int = 0
     shared_seed: int = 0
-    num_invited: int = 1
-    noise_multiplier: float = 0.0
 
 
 def read_round(message: Message) -> RoundRequest:
-    """The instruction in a train or evaluate message. Raises KeyError if it is not one of ours."""
+    """The instruction in a train message. Raises KeyError if it is not one of ours."""
     config = message.content["config"]
-    arrays = message.content["arrays"]
-    if not isinstance(config, ConfigRecord) or not isinstance(arrays, ArrayRecord):
-        raise KeyError("the message has no config and arrays")
+    if not isinstance(config, ConfigRecord):
+        raise KeyError("the message has no config")
     return RoundRequest(
         server_round=int(_number(config["server-round"])),
         local_lr=float(_number(config.get("local-lr", 1.0))),
-        arrays=arrays,
+        arrays=read_model(message),
+        rule=LocalRule.of(message.content),
         share=float(_number(config.get("share", 0.0))),
         total_examples=int(_number(config.get("total-examples", 0))),
         shared_seed=int(_number(config.get("shared-seed", 0))),
-        num_invited=int(_number(config.get("num-invited", 1))),
-        noise_multiplier=float(_number(config.get("noise-multiplier", 0.0))),
     )
+
+
+def read_model(message: Message) -> ArrayRecord:
+    """The global model in a train or evaluate message. Raises KeyError where there is none."""
+    arrays = message.content["arrays"]
+    if not isinstance(arrays, ArrayRecord):
+        raise KeyError("the message has no arrays")
+    return arrays
 
 
 def read_rounds(messages: Sequence[Message]) -> list[RoundRequest]:
@@ -104,7 +111,8 @@ def train_reply(
     update_norm: float | None = None,
     sample_epsilon: float | None = None,
 ) -> Message:
-    """The reply to a train message; `disclosed` decides what of it is sent.
+    """The reply to a train message, which attests its rule: for clients that carried it out.
+    `disclosed` decides what of it is sent.
 
     `update_norm` is ‖u_i‖ in gradient units before the client clipped its update, for the
     server's instruments; None where it did not clip. `sample_epsilon` is what one of the client's
@@ -120,6 +128,7 @@ def train_reply(
         metrics["sample-epsilon"] = sample_epsilon
     content = _NO_RECORDS.copy()
     content["arrays"], content["metrics"] = arrays, metrics
+    content[RULE] = message.content[RULE]
     return Message(content, reply_to=message)
 
 

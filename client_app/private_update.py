@@ -7,12 +7,11 @@ import torch
 
 from client_app.disclosure import PublicRefusal
 from client_app.messages import RoundRequest
-from server_app.config import RunConfig, clip_units
-from server_app.privacy_checks import is_noised
+from server_app.config import RunConfig
 from strategies.entropy import Randomness, SeededRandomness, SystemRandomness
+from strategies.local_rule import BOUND, NOISE_MULTIPLIER, NUM_INVITED, LocalRule
 from strategies.noise import client_deviation, gaussian_noise
 from strategies.privacy_plan import largest_poisson_cohort
-from strategies.update_clipping import ClipNorm
 
 _NOISE_STREAM = 0x6E01
 
@@ -23,18 +22,20 @@ def noised_models(
     """Models [B, d] of bounded updates, with N(0, (η_l z C)²/s I) added to each.
 
     In gradient units every g_i gets N(0, (z C)²/s I), s the number of clients invited; the same
-    rows come back where the server draws the noise. From the operating system's entropy, or from
-    the run's seed where `insecure-seeded-noise` says so.
+    rows come back where the round's rule names no noise. From the operating system's entropy, or
+    from the run's seed where `insecure-seeded-noise` says so.
 
     Raises PublicRefusal, so that nothing is sent, where the server names more clients or less noise
     than the run's configuration allows: with less than the local figure counts on, a client does
     not answer.
     """
-    if not is_noised(config) or config.noise_location == "server":
+    numbers = request.rule.numbers
+    if NOISE_MULTIPLIER not in numbers:
         return bounded
-    _check_request(config, request)
-    bound = ClipNorm(config.clip_norm, clip_units(config)).in_gradient_units(request.local_lr)
-    deviation = client_deviation(request.noise_multiplier, bound, request.num_invited)
+    _check_noise(config, request.rule)
+    deviation = client_deviation(
+        numbers[NOISE_MULTIPLIER], numbers[BOUND], int(numbers[NUM_INVITED])
+    )
     noised = bounded.clone()
     for row, client in zip(noised, clients, strict=True):
         noise = gaussian_noise(
@@ -47,18 +48,18 @@ def noised_models(
     return noised
 
 
-def _check_request(config: RunConfig, request: RoundRequest) -> None:
-    z = config.noise_multiplier
-    if not 0 < request.noise_multiplier < math.inf or request.noise_multiplier < z:
+def _check_noise(config: RunConfig, rule: LocalRule) -> None:
+    z, invited = rule.numbers[NOISE_MULTIPLIER], rule.numbers[NUM_INVITED]
+    if not 0 < z < math.inf or z < config.noise_multiplier:
         raise PublicRefusal(
-            f"the server asks for noise-multiplier = {request.noise_multiplier:g}: the run's is "
-            f"{z or 'positive'}"
+            f"the server asks for noise-multiplier = {z:g}: the run's is "
+            f"{config.noise_multiplier or 'positive'}"
         )
     most = _largest_cohort(config)
-    if request.num_invited > most:
+    if not 1 <= invited <= most:
         raise PublicRefusal(
-            f"the server names {request.num_invited} clients in the round: the local guarantee "
-            f"counts on at most {most}"
+            f"the server names {invited:g} clients in the round: the local guarantee counts on "
+            f"at least 1 and at most {most}"
         )
 
 

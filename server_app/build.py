@@ -28,6 +28,7 @@ from strategies import (
     FedLangevin,
     FrameOptions,
     GFedAvg,
+    Langevin,
     LangevinRate,
     LocalRate,
     ModelClipping,
@@ -146,6 +147,7 @@ def _fa_ld(config: RunConfig, frame: FrameOptions) -> FederatedStrategy:
     )
     return FedLangevin(
         rate,
+        langevin=Langevin(config.temperature, config.shared_noise, config.prior_precision),
         scheme=LANGEVIN_SCHEMES[config.participation],
         draws=config.clients_per_round,
         shared_seed=None if config.langevin_seed < 0 else config.langevin_seed,

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from client_app.app import local_training
 from client_app.bounding import bounded_models, unclipped_norms
+from client_app.configured_rule import check_rule
 from client_app.disclosure import disclosed
 from client_app.dp_sgd import sample_epsilon, train_clients_privately
 from client_app.messages import (
@@ -133,6 +134,7 @@ class EngineGrid(Grid):
     def cohort(self, messages: Sequence[Message]) -> "Cohort":
         """What the train `messages` of one round ask for."""
         requests = read_rounds(messages)
+        check_rule(self.config, requests[0])
         clients = [_client_of(message) for message in messages]
         return Cohort(
             messages,
@@ -175,7 +177,7 @@ def train_together(
     cohorts = [grid.cohort(sent) for grid, sent in zip(grids, messages, strict=True)]
     requests = [request for cohort in cohorts for request in cohort.requests]
     clients = [client for cohort in cohorts for client in cohort.clients]
-    local_lr = requests[0].local_lr
+    local_lr, rule = requests[0].local_lr, requests[0].rule
     if len(cohorts) == 1:
         # One vector serves all: a matrix of copies may not fit beside the clients' models.
         starts = cohorts[0].start
@@ -190,7 +192,7 @@ def train_together(
         steps = local_training(config, requests, clients)
         params, losses = train_clients(grids[0].training_model, starts, shards, steps, generators)
     norms = iter(unclipped_norms(config, starts, params, local_lr))
-    params = bounded_models(config, starts, params, local_lr)
+    params = bounded_models(rule, starts, params, local_lr)
     sizes = [len(cohort.shards) for cohort in cohorts]
     return [
         _replies(grid, cohort, own_params, own_losses, [next(norms) for _ in cohort.shards])

@@ -3,6 +3,7 @@
 import torch
 
 from .bounding import normalize
+from .local_rule import NORMALIZE_UPDATE
 from .private_averaging import PrivateAveraging
 
 
@@ -11,6 +12,8 @@ class DPNormFedAvg(PrivateAveraging):
 
     Takes a PrivacyPlan, the path of the ledger, and the options of FrameOptions.
     """
+
+    constraint = NORMALIZE_UPDATE
 
     def constrain(self, updates: torch.Tensor, bound: float) -> torch.Tensor:
         """norm(u_i, C) of every row of `updates` [K, d]."""

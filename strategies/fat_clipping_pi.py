@@ -6,17 +6,20 @@ import torch
 
 from .bounding import clip
 from .frame import FederatedStrategy, FrameOptions
+from .local_rule import BOUND, CLIP_GRADIENT, LOCAL_STEPS, LocalRule
 from .update_clipping import ClipNorm, Units
 
 
 class FatClippingPI(FederatedStrategy):
     """w ← w − η_g η_l (1/|S_t|) Σ u_i, where every local step's gradient was clipped to λ.
 
-    The clients clip before each of their `local_steps` K steps (their part of the algorithm: the
-    threshold travels in the run's configuration). What the server can enforce of it is the
-    consequence ‖u_i‖ ≤ K λ, and it does. `clip_norm` is λ, in `clip_units`. The other options
-    are those of FrameOptions.
+    The clients clip before each of their `local_steps` K steps, and say so: a reply that does not
+    attest the rule does not count. What the server can enforce of it is the consequence
+    ‖u_i‖ ≤ K λ, and it does. `clip_norm` is λ, in `clip_units`. The other options are those of
+    FrameOptions.
     """
+
+    needs_attestation = True
 
     def __init__(
         self,
@@ -31,6 +34,12 @@ class FatClippingPI(FederatedStrategy):
             raise ValueError(f"local_steps = {local_steps} is not allowed: at least 1")
         self._clip_norm = ClipNorm(clip_norm, clip_units)
         self._local_steps = local_steps
+
+    def local_rule(self, local_lr: float, num_invited: int) -> LocalRule:
+        """Each of K gradients is clipped to λ."""
+        del num_invited
+        bound = self._clip_norm.in_gradient_units(local_lr)
+        return LocalRule(CLIP_GRADIENT, {BOUND: bound, LOCAL_STEPS: self._local_steps})
 
     def norm_bound(self, local_lr: float) -> float:
         """K λ in gradient units."""

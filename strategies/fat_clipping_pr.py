@@ -6,6 +6,7 @@ import torch
 
 from .bounding import clip
 from .frame import FederatedStrategy, FrameOptions
+from .local_rule import BOUND, CLIP_UPDATE, LocalRule
 from .update_clipping import ClipNorm, Units
 
 
@@ -21,6 +22,11 @@ class FatClippingPR(FederatedStrategy):
     ) -> None:
         super().__init__(**frame)
         self._clip_norm = ClipNorm(clip_norm, clip_units)
+
+    def local_rule(self, local_lr: float, num_invited: int) -> LocalRule:
+        """The update is clipped to λ."""
+        del num_invited
+        return LocalRule(CLIP_UPDATE, {BOUND: self.norm_bound(local_lr)})
 
     def norm_bound(self, local_lr: float) -> float:
         """λ in gradient units."""

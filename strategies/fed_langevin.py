@@ -10,7 +10,17 @@ import torch
 
 from .enrolment import Client
 from .frame import FederatedStrategy, FrameOptions
-from .langevin import LangevinRate, average_weights, require_balance, shares
+from .langevin import Langevin, LangevinRate, average_weights, require_balance, shares
+from .local_rule import (
+    LANGEVIN,
+    LOCAL_STEPS,
+    PRIOR_PRECISION,
+    SHARED_FRACTION,
+    STEP_SIZE,
+    STRONG_CONVEXITY,
+    TEMPERATURE,
+    LocalRule,
+)
 from .participation import participation_generator
 from .screening import Contribution
 from .shared_noise import MAX_SHARED_SEED
@@ -34,17 +44,23 @@ class FedLangevin(FederatedStrategy):
     The population, and with it the posterior, is who has enrolled when the first round begins:
     p_c = n_c/n from the counts declared then, which nothing a client says later can change. A
     client that enrols after that is not asked. Every client is told its p_c, n, and the seed of
-    the shared noise (from the operating system unless `shared_seed` is given).
+    the shared noise (from the operating system unless `shared_seed` is given). The steps are the
+    clients' work: a reply that does not attest them does not count.
 
-    `step_size`: η, or a LangevinRate that decays. The other options are those of FrameOptions, but
-    for `participation` and `weighting`, which the scheme sets, and `server_step`, which is 1.
+    `langevin` is what all their steps have in common (Langevin(), the posterior itself under a
+    flat prior). `step_size`: η, or a LangevinRate that decays. The other options are those of
+    FrameOptions, but for `participation` and `weighting`, which the scheme sets, and `server_step`,
+    which is 1.
     Raises ValueError for a wrong scheme or number of draws; `start` does for unbalanced data.
     """
+
+    needs_attestation = True
 
     def __init__(
         self,
         step_size: float | LangevinRate,
         *,
+        langevin: Langevin | None = None,
         scheme: Scheme = "full",
         draws: int = 0,
         shared_seed: int | None = None,
@@ -61,10 +77,11 @@ class FedLangevin(FederatedStrategy):
             raise ValueError(f"draws = {draws} is not allowed with {scheme}: at least 1")
         if frame.setdefault("identity", "query") == "node":
             raise ValueError("identity = 'node' is not allowed: clients must declare their counts")
-        frame["local_rate"] = (
-            step_size if isinstance(step_size, LangevinRate) else LangevinRate(step_size)
-        )
+        rate = step_size if isinstance(step_size, LangevinRate) else LangevinRate(step_size)
+        frame["local_rate"] = rate
         super().__init__(**frame)
+        self._langevin = langevin or Langevin()
+        self._step_sizes = rate
         self._scheme = scheme
         self._draws = draws
         self._shared_seed = (
@@ -83,6 +100,20 @@ class FedLangevin(FederatedStrategy):
             draws,
             self._rate.initial,
         )
+
+    def local_rule(self, local_lr: float, num_invited: int) -> LocalRule:
+        """The round's first step size, how it decays, τ, ρ and λ."""
+        del num_invited
+        numbers: dict[str, float] = {
+            STEP_SIZE: local_lr,
+            TEMPERATURE: self._langevin.temperature,
+            SHARED_FRACTION: self._langevin.shared_fraction,
+            PRIOR_PRECISION: self._langevin.prior_precision,
+        }
+        if self._step_sizes.strong_convexity > 0:
+            numbers[STRONG_CONVEXITY] = self._step_sizes.strong_convexity
+            numbers[LOCAL_STEPS] = self._step_sizes.local_steps
+        return LocalRule(LANGEVIN, numbers)
 
     def on_enrolment(self, clients: Sequence[Client]) -> None:
         """Fix the population and its shares p_c."""

@@ -28,6 +28,7 @@ from .federated_evaluation import average_metrics
 from .global_model import GlobalModel
 from .inbox import Screened, screen_inbox
 from .learning_rate import LocalRate
+from .local_rule import RULE, SGD, LocalRule
 from .output_iterate import IterateKeeper, OutputIterate
 from .participation import (
     FullParticipation,
@@ -99,12 +100,14 @@ class FrameOptions(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class _Broadcast:
-    """The messages of a round and the clients they go to, in the same order."""
+    """The messages of a round and the clients they go to, in the same order; `attested` is the
+    rule that a reply has to attest, None where any client may answer."""
 
     server_round: int
     clients: list[int]
     messages: list[Message]
     began: float
+    attested: LocalRule | None = None
 
     def sort(self, replies: Iterable[Message]) -> list[Delivery]:
         """One Delivery a client, for replies that Flower collected itself."""
@@ -175,6 +178,16 @@ class FederatedStrategy(Strategy):
         """How often an honest client rounds its model after it has bounded its influence."""
         return 1
 
+    def local_rule(self, local_lr: float, num_invited: int) -> LocalRule:  # noqa: ARG002
+        """What every client does in a round at the rate η_l = `local_lr`, among `num_invited`."""
+        return LocalRule(SGD)
+
+    @property
+    def needs_attestation(self) -> bool:
+        """Whether a reply counts only if it attests the round's rule: the server can neither do
+        the clients' part of it in their place nor see that it was done."""
+        return False
+
     def on_enrolment(self, clients: Sequence[Client]) -> None:
         """Called with the enrolled clients before the first round."""
 
@@ -212,11 +225,6 @@ class FederatedStrategy(Strategy):
         """The round's cohort out of the `clients` that ever enrolled, ascending."""
         generator = participation_generator(self._seed, server_round)
         return self._participation.sample(clients, generator)
-
-    def round_config(self, cohort: Sequence[int]) -> dict[str, float]:
-        """What every client of the cohort is told beside the rate and the cohort's size."""
-        del cohort
-        return {}
 
     def rounds_allowed(self, num_rounds: int, done: int = 0) -> int:  # noqa: ARG002
         """How many of the rounds wanted a run may have that has had `done` of them."""
@@ -396,14 +404,16 @@ class FederatedStrategy(Strategy):
         patience = min(self._start_timeout, timeout or self._start_timeout)
         self._registry.wait_for_any(grid, self._min_replies, patience)
         cohort = self.draw_cohort(self._registry.clients(), server_round)
-        shared: dict[str, Any] = {**(config or {}), **self.round_config(cohort)}
-        shared |= {LOCAL_LR: self._local_lr, NUM_INVITED: len(cohort)}
+        shared = {**(config or {}), LOCAL_LR: self._local_lr, NUM_INVITED: len(cohort)}
         content = _round_content(self._require_model().arrays(), shared, server_round)
+        rule = self.local_rule(self._local_lr, len(cohort))
+        content[RULE] = rule.record()
         messages = [
             self._message(client, content, self.client_config(client), MessageType.TRAIN, timeout)
             for client in cohort
         ]
-        self._broadcast = _Broadcast(server_round, cohort, messages, began)
+        attested = rule if self.needs_attestation else None
+        self._broadcast = _Broadcast(server_round, cohort, messages, began, attested)
 
     def _send_evaluation(
         self,
@@ -453,7 +463,9 @@ class FederatedStrategy(Strategy):
             Enough(
                 self._enough_replies,
                 # A reply that will not count must not end the round for those that would.
-                lambda delivery: bool(screen_inbox([delivery], model, local_lr).contributions),
+                lambda delivery: bool(
+                    screen_inbox([delivery], model, local_lr, sent.attested).contributions
+                ),
             ),
         )
 
@@ -463,7 +475,7 @@ class FederatedStrategy(Strategy):
         replied = time.monotonic()
         surplus = [delivery.client for delivery in inbox if delivery.surplus]
         inbox = [delivery for delivery in inbox if not delivery.surplus]
-        screened = screen_inbox(inbox, model, self._local_lr)
+        screened = screen_inbox(inbox, model, self._local_lr, self._broadcast.attested)
         contributions = screened.contributions
         report = RoundReport(
             server_round=self._broadcast.server_round,

@@ -8,6 +8,7 @@ from flwr.common.constant import ErrorCode
 
 from .delivery import LATE, UNSENT, Delivery
 from .global_model import GlobalModel
+from .local_rule import LocalRule
 from .reply_pull import UNFINISHED
 from .reports import Rejection
 from .screening import Contribution, RejectedReply, one_line, screen_reply
@@ -30,8 +31,16 @@ class Screened:
     updates: torch.Tensor
 
 
-def screen_inbox(inbox: Sequence[Delivery], model: GlobalModel, local_lr: float) -> Screened:
-    """Screen a round's deliveries; every update is written once, into its row of one matrix."""
+def screen_inbox(
+    inbox: Sequence[Delivery],
+    model: GlobalModel,
+    local_lr: float,
+    attested: LocalRule | None = None,
+) -> Screened:
+    """Screen a round's deliveries; every update is written once, into its row of one matrix.
+
+    `attested`: the rule without whose attestation a reply does not count.
+    """
     contributions: dict[int, Contribution] = {}
     rejected = []
     readable = sum(delivery.message is not None for delivery in inbox)
@@ -42,7 +51,9 @@ def screen_inbox(inbox: Sequence[Delivery], model: GlobalModel, local_lr: float)
                 raise RejectedReply(delivery.problem)
             # A rejected reply's row is the next one's.
             row = rows[len(contributions)]
-            contributions[delivery.client] = screen_reply(delivery.message, model, local_lr, row)
+            contributions[delivery.client] = screen_reply(
+                delivery.message, model, local_lr, row, attested
+            )
         except RejectedReply as rejection:
             rejected.append(
                 Rejection(delivery.client, one_line(str(rejection)), _replied(delivery))

@@ -6,6 +6,7 @@ import torch
 
 from .bounding import clip
 from .frame import FederatedStrategy, FrameOptions
+from .local_rule import BOUND, CLIP_MODEL, LocalRule
 
 
 class ModelClipping(FederatedStrategy):
@@ -20,6 +21,11 @@ class ModelClipping(FederatedStrategy):
         if not clip_norm > 0:
             raise ValueError(f"clip_norm = {clip_norm} is not allowed: greater than 0")
         self._clip_norm = clip_norm
+
+    def local_rule(self, local_lr: float, num_invited: int) -> LocalRule:
+        """The model is clipped to c."""
+        del local_lr, num_invited
+        return LocalRule(CLIP_MODEL, {BOUND: self._clip_norm})
 
     def bound(self, updates: torch.Tensor, model: torch.Tensor, local_lr: float) -> torch.Tensor:
         """(w_t − clip(w_i, c))/η_l for every row of `updates` [K, d]."""

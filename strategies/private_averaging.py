@@ -15,11 +15,11 @@ from .aggregators import weighted_mean
 from .entropy import Randomness, SeededRandomness, SystemRandomness
 from .frame import FederatedStrategy, FrameOptions, rule_generator
 from .ledger import Ledger
+from .local_rule import BOUND, CLIP_UPDATE, NOISE_MULTIPLIER, NUM_INVITED, LocalRule
 from .noise import client_deviation, gaussian_noise, longest_noised, missing_share
 from .privacy_plan import PrivacyPlan
 from .reports import RoundReport
 
-NOISE_MULTIPLIER = "noise-multiplier"
 _SAMPLING_STREAM = 0xD1CE
 _NOISE_STREAM = 0x6A55
 
@@ -35,11 +35,16 @@ class PrivateAveraging(FederatedStrategy):
     charged and released, whoever answers: there is no quorum, no report of a client is used, and
     under a claim none leaves the server.
 
+    Where the plan has the clients add the noise, claimed or not, a reply counts only if it attests
+    that it was added, with the plan's z and the round's s.
+
     With another aggregator the noise at the clients still protects each message from the server
     (`local_figure`), but no central figure holds: the rule's sensitivity is not C/r.
 
     Raises ValueError for options under which the plan's claim would be false.
     """
+
+    constraint = CLIP_UPDATE
 
     def __init__(
         self,
@@ -129,12 +134,17 @@ class PrivateAveraging(FederatedStrategy):
         """By the plan, from the operating system's entropy."""
         return self.privacy.draw(clients, self._randomness(server_round, _SAMPLING_STREAM))
 
-    def round_config(self, cohort: Sequence[int]) -> dict[str, float]:
-        """z for clients that add the noise; their number is in the frame's own config."""
-        del cohort
-        if self.privacy.noise_location == "server":
-            return {}
-        return {NOISE_MULTIPLIER: self.privacy.noise_multiplier}
+    @property
+    def needs_attestation(self) -> bool:
+        """Whether the clients add the noise: it cannot be seen in what they send."""
+        return self.privacy.noise_location == "client"
+
+    def local_rule(self, local_lr: float, num_invited: int) -> LocalRule:
+        """The bound and, where the clients add the noise, z and their number s."""
+        numbers: dict[str, float] = {BOUND: self.clip_bound(local_lr)}
+        if self.privacy.noise_location == "client":
+            numbers |= {NOISE_MULTIPLIER: self.privacy.noise_multiplier, NUM_INVITED: num_invited}
+        return LocalRule(self.constraint, numbers)
 
     def combine(
         self, updates: torch.Tensor, weights: torch.Tensor, report: RoundReport

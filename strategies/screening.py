@@ -13,6 +13,7 @@ from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from .array_codec import NUMPY, HeldArray, read_header
 from .global_model import GlobalModel
 from .layout import ModelLayout
+from .local_rule import RULE, LocalRule
 
 NUM_EXAMPLES = "num-examples"
 MAX_EXAMPLES = 10**12
@@ -34,16 +35,23 @@ class Contribution:
 
 
 def screen_reply(
-    message: Message, model: GlobalModel, local_lr: float, row: torch.Tensor | None = None
+    message: Message,
+    model: GlobalModel,
+    local_lr: float,
+    row: torch.Tensor | None = None,
+    attested: LocalRule | None = None,
 ) -> Contribution:
     """Decode a training reply, check it against the global model and form the update, in `row`
     [d] where one is given.
 
-    Raises RejectedReply for an error reply, missing, extra or misshapen entries, a payload that
-    differs from its header, a wrong dtype, a value that is not finite (also after the division
-    by the learning rate), or an insane count. Raises nothing else, whatever is in the reply.
+    Raises RejectedReply for an error reply, one that does not attest the rule `attested` where
+    one is given, missing, extra or misshapen entries, a payload that differs from its header, a
+    wrong dtype, a value that is not finite (also after the division by the learning rate), or an
+    insane count. Raises nothing else, whatever is in the reply.
     """
     content = content_of(message)
+    if attested is not None:
+        _check_attestation(content, attested)
     records = [record for record in content.values() if isinstance(record, ArrayRecord)]
     if len(records) != 1:
         raise RejectedReply(f"{len(records)} array records in the reply, expected 1")
@@ -65,6 +73,16 @@ def content_of(message: Message) -> RecordDict:
     if not message.has_content():
         raise RejectedReply("the reply is empty")
     return message.content
+
+
+def _check_attestation(content: RecordDict, rule: LocalRule) -> None:
+    if rule.attested_by(content):
+        return
+    said = "another rule than" if RULE in content else "nothing of"
+    raise RejectedReply(
+        f"the reply attests {said} the round's rule {rule}, which the clients must carry out: "
+        "run Blackthorn's own ClientApp there (blackthorn.client_app.app)"
+    )
 
 
 def decode_state(record: ArrayRecord, layout: ModelLayout) -> dict[str, np.ndarray]:

@@ -92,7 +92,12 @@ def enrolled_grid(counts: list[int]) -> MemoryGrid:
     return MemoryGrid(
         {
             100 + i: runs(
-                quadratic_app(i, num_examples=10**9, enrols={"client-id": i, "num-examples": count})
+                quadratic_app(
+                    i,
+                    num_examples=10**9,
+                    enrols={"client-id": i, "num-examples": count},
+                    attests=True,
+                )
             )
             for i, count in enumerate(counts)
         }

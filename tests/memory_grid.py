@@ -149,11 +149,15 @@ def trained(w: np.ndarray, client: int) -> np.ndarray:
 
 
 def quadratic_app(
-    client: int, num_examples: int = 10, enrols: Mapping[str, int] | None = None
+    client: int,
+    num_examples: int = 10,
+    enrols: Mapping[str, int] | None = None,
+    attests: bool = False,
 ) -> ClientApp:
     """Client i: K gradient steps down ½‖w − c_i‖², and statistics of its own in the buffers.
 
-    It answers a query, which a plain Flower app does not, only where `enrols` says how.
+    It answers a query, which a plain Flower app does not, only where `enrols` says how; and only
+    with `attests` it says that it did what the server's rule asked for.
     """
     app = ClientApp()
 
@@ -166,7 +170,10 @@ def quadratic_app(
             w = w - np.float32(LOCAL_LR) * (w - centre(client).astype(np.float32))
         arrays = state_of(w, np.full(3, 100 + client, dtype=np.float32), 1000 + client)
         metrics = MetricRecord({"num-examples": num_examples, "train-loss": 0.5})
-        return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
+        content = RecordDict({"arrays": arrays, "metrics": metrics})
+        if attests:
+            content["rule"] = message.content["rule"]
+        return Message(content, reply_to=message)
 
     @app.evaluate()
     def evaluate(message: Message, context: Context) -> Message:

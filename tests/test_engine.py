@@ -11,6 +11,7 @@ from flwr.serverapp.strategy import Strategy
 import attacks
 from attacks import AttackingGrid, fixed_corrupt
 from client_app.app import app
+from server_app.build import build_strategy
 from server_app.config import RunConfig, make_config, to_mapping
 from simulation.engine import EngineGrid
 from strategies import GFedAvg
@@ -28,10 +29,12 @@ def orders(
     grid: EngineGrid, problem: Problem, kind: str = "train", local_lr: float = 0.25
 ) -> list[Message]:
     """One message a node, in no particular order, as the frame writes them in round 7."""
+    rule = build_strategy(grid.config).local_rule(local_lr, grid.config.num_clients).record()
     messages = []
     for client, node in reversed(list(enumerate(grid.get_node_ids()))):
         config = ConfigRecord({"server-round": 7, "local-lr": local_lr, "client-id": client})
-        content = RecordDict({"arrays": ArrayRecord(problem.state()), "config": config})
+        arrays = ArrayRecord(problem.state())
+        content = RecordDict({"arrays": arrays, "config": config, "rule": rule})
         messages.append(Message(content, node, kind, group_id="7"))
     return messages
 

@@ -13,6 +13,7 @@ from memory_grid import MemoryGrid, initial_model, quadratic_app, runs, trained,
 from safetensors.numpy import load_file
 
 from client_app.app import app
+from server_app.build import build_strategy
 from server_app.config import ConfigError, RunConfig, make_config, to_mapping
 from server_app.run import PreparedRun, execute, prepare
 from simulation.engine import EngineGrid
@@ -77,7 +78,7 @@ def test_a_client_that_enrols_later_is_not_part_of_the_posterior() -> None:
 def test_where_a_client_is_missing_the_others_stand_in() -> None:
     grid = enrolled_grid([10, 30, 60])
     answers = 0
-    flaky = quadratic_app(1, enrols={"client-id": 1, "num-examples": 30})
+    flaky = quadratic_app(1, enrols={"client-id": 1, "num-examples": 30}, attests=True)
     good = runs(flaky)
 
     def raises_once(message: Message) -> Message | None:
@@ -220,6 +221,7 @@ def langevin_config(**values: Any) -> RunConfig:
 
 def orders(grid: EngineGrid, problem: Problem) -> list[Message]:
     counts = [shard.num_examples for shard in problem.shards()]
+    rule = build_strategy(grid.config).local_rule(0.001, len(counts)).record()
     messages = []
     for client, node in enumerate(grid.get_node_ids()):
         config = ConfigRecord(
@@ -232,7 +234,8 @@ def orders(grid: EngineGrid, problem: Problem) -> list[Message]:
                 "shared-seed": 99,
             }
         )
-        content = RecordDict({"arrays": ArrayRecord(problem.state()), "config": config})
+        arrays = ArrayRecord(problem.state())
+        content = RecordDict({"arrays": arrays, "config": config, "rule": rule})
         messages.append(Message(content, node, "train", group_id="7"))
     return messages
 

@@ -33,6 +33,7 @@ from strategies import (
 )
 from strategies.corruption import CorruptionBound
 from strategies.ledger import read_charges
+from strategies.local_rule import LocalRule
 from strategies.private_averaging import PrivateAveraging
 
 D = 30_000
@@ -68,7 +69,10 @@ START = np.linspace(-1, 1, D)
 
 
 def replies(update: Callable[[np.ndarray], np.ndarray], noisy: bool, client: int) -> Answer:
-    """A node whose gradient-unit update is `update(w)`, with its share of the noise if `noisy`."""
+    """A node whose gradient-unit update is `update(w)`, with its share of the noise if `noisy`.
+
+    It attests the round's rule either way.
+    """
     config = make_config(
         {
             "algorithm": "dp-fedavg",
@@ -87,7 +91,8 @@ def replies(update: Callable[[np.ndarray], np.ndarray], noisy: bool, client: int
             local = noised_models(config, local, request, [client])
         metrics = MetricRecord({"num-examples": 7, "train-loss": 123.0})
         arrays = state_of(local[0].numpy(), mark=client + 1)
-        return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
+        content = RecordDict({"arrays": arrays, "metrics": metrics, "rule": request.rule.record()})
+        return Message(content, reply_to=message)
 
     return answer
 
@@ -506,7 +511,9 @@ def test_two_unseeded_runs_differ_in_their_noise() -> None:
     assert abs(np.corrcoef(one, other)[0, 1]) < 6 / math.sqrt(D)
 
 
-@pytest.mark.parametrize(("z", "invited"), [(Z / 2, 4), (0.0, 4), (math.nan, 4), (Z, 101)])
+@pytest.mark.parametrize(
+    ("z", "invited"), [(Z / 2, 4), (0.0, 4), (math.inf, 4), (Z, 101), (Z, 0), (Z, -4)]
+)
 def test_a_client_does_not_answer_a_server_that_asks_for_too_little(z: float, invited: int) -> None:
     config = make_config(
         {
@@ -517,8 +524,9 @@ def test_a_client_does_not_answer_a_server_that_asks_for_too_little(z: float, in
             "num-clients": 100,
         }
     )
-    order = {"server-round": 1, "local-lr": LR, "noise-multiplier": z, "num-invited": invited}
-    content = RecordDict({"arrays": state_of(START), "config": ConfigRecord(order)})
+    order = ConfigRecord({"server-round": 1, "local-lr": LR})
+    rule = LocalRule("clip-update", {"bound": C, "noise-multiplier": z, "num-invited": invited})
+    content = RecordDict({"arrays": state_of(START), "config": order, "rule": rule.record()})
     request = read_round(Message(content, dst_node_id=3, message_type="train"))
-    with pytest.raises(ValueError, match=r"noise-multiplier|101 clients"):
+    with pytest.raises(ValueError, match=r"noise-multiplier|names (101|0|-4) clients"):
         noised_models(config, torch.zeros(1, D), request, [0])

@@ -14,6 +14,7 @@ from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 
 from ..misbehaviour import REPLY_ATTACKS
 from ..model_records import ARRAYS
+from ..round_config import RULE
 from .fleet import Fleet
 
 HUGE_BYTES = 500_000_000
@@ -40,10 +41,13 @@ Behaviour = Callable[[Turn], str]
 
 
 def honest_reply(order: Message, num_examples: int) -> Message:
-    """The order's own model, as if training had changed nothing."""
+    """The order's own model, as if training had changed nothing, and its rule as if it had."""
     arrays = order.content.array_records[ARRAYS]
     metrics = MetricRecord({"num-examples": num_examples})
-    return Message(RecordDict({ARRAYS: arrays, "metrics": metrics}), reply_to=order)
+    content = RecordDict({ARRAYS: arrays, "metrics": metrics})
+    if RULE in order.content:
+        content[RULE] = order.content[RULE]
+    return Message(content, reply_to=order)
 
 
 def sends(forge: Callable[[Message], Message]) -> Behaviour:

@@ -1,0 +1,72 @@
+"""What a client does by its run's configuration, against what the server asks for in the round."""
+
+from client_app.disclosure import PublicRefusal
+from client_app.messages import RoundRequest
+from server_app.config import RunConfig, clip_units
+from server_app.privacy_checks import is_noised
+from strategies.local_rule import (
+    BOUND,
+    CLIP_GRADIENT,
+    CLIP_MODEL,
+    CLIP_UPDATE,
+    LANGEVIN,
+    LOCAL_STEPS,
+    NOISE_MULTIPLIER,
+    NORMALIZE_UPDATE,
+    NUM_INVITED,
+    PRIOR_PRECISION,
+    SGD,
+    SHARED_FRACTION,
+    STEP_SIZE,
+    STRONG_CONVEXITY,
+    TEMPERATURE,
+    LocalRule,
+)
+from strategies.update_clipping import ClipNorm
+
+_RULES = {
+    "fat-clipping-pi": CLIP_GRADIENT,
+    "fat-clipping-pr": CLIP_UPDATE,
+    "ce-fedavg": CLIP_UPDATE,
+    "dp-fedavg": CLIP_UPDATE,
+    "dp-normfedavg": NORMALIZE_UPDATE,
+    "model-clipping": CLIP_MODEL,
+    "fa-ld": LANGEVIN,
+}
+
+
+def check_rule(config: RunConfig, request: RoundRequest) -> None:
+    """Raises PublicRefusal, so that nothing is sent, where the server's rule is not the one that
+    the configuration gives at the round's rate: another is never carried out, nor attested."""
+    own = _configured_rule(config, request)
+    if request.rule != own:
+        raise PublicRefusal(
+            f"the server asks for the rule {request.rule}: by the run's configuration it is {own}"
+        )
+
+
+def _configured_rule(config: RunConfig, request: RoundRequest) -> LocalRule:
+    name = _RULES.get(config.algorithm, SGD)
+    numbers: dict[str, float] = {}
+    if name == LANGEVIN:
+        numbers = {
+            STEP_SIZE: request.local_lr,
+            TEMPERATURE: config.temperature,
+            SHARED_FRACTION: config.shared_noise,
+            PRIOR_PRECISION: config.prior_precision,
+        }
+        if config.step_size == "decaying":
+            numbers |= {STRONG_CONVEXITY: config.strong_convexity, LOCAL_STEPS: config.local_steps}
+    elif name == CLIP_MODEL:
+        numbers = {BOUND: config.clip_norm}
+    elif name != SGD:
+        clip_norm = ClipNorm(config.clip_norm, clip_units(config))
+        numbers = {BOUND: clip_norm.in_gradient_units(request.local_lr)}
+    if name == CLIP_GRADIENT:
+        numbers[LOCAL_STEPS] = config.local_steps
+    if is_noised(config) and config.noise_location == "client":
+        # What the configuration leaves to the server is checked where the noise is added.
+        told = request.rule.numbers
+        numbers[NOISE_MULTIPLIER] = config.noise_multiplier or told.get(NOISE_MULTIPLIER, 0.0)
+        numbers[NUM_INVITED] = told.get(NUM_INVITED, 0)
+    return LocalRule(name, numbers)

@@ -1,0 +1,83 @@
+"""The client's half of a round's algorithm: what the server asks for, and the client attests.
+
+The server sends the round's rule, a name and its numbers, with every train message; a client that
+has carried it out puts the same record into its reply. What the server can enforce by itself it
+accepts from everybody. Where it cannot (noise that the clients add, what they do to every step), a
+reply without the record does not count: the client knows nothing of the rule. A client that lies
+can copy the record, so this keeps out clients that are unaware, not those that are hostile.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from flwr.app import ConfigRecord, RecordDict
+
+RULE = "rule"  # the record of a message that holds it
+_NAME = "name"
+
+# The rules there are, and what an honest client does (bounds of gradients and updates are in
+# gradient units).
+SGD = "sgd"  # K steps down the gradient, nothing else
+CLIP_GRADIENT = "clip-gradient"  # each step's gradient g becomes clip(g, bound)
+CLIP_UPDATE = "clip-update"  # its update u_i becomes clip(u_i, bound)
+NORMALIZE_UPDATE = "normalize-update"  # its update u_i becomes norm(u_i, bound)
+CLIP_MODEL = "clip-model"  # its model w_i becomes clip(w_i, bound)
+LANGEVIN = "langevin"  # its steps are FA-LD's
+UNNAMED = "unnamed"  # what a server asks for that is not ours: no client carries it out
+
+BOUND = "bound"
+LOCAL_STEPS = "local-steps"
+# With both, a client also adds N(0, (noise-multiplier · bound)²/num-invited I) to its update.
+NOISE_MULTIPLIER = "noise-multiplier"
+NUM_INVITED = "num-invited"
+STEP_SIZE = "step-size"
+STRONG_CONVEXITY = "strong-convexity"
+TEMPERATURE = "temperature"
+SHARED_FRACTION = "shared-fraction"
+PRIOR_PRECISION = "prior-precision"
+
+
+@dataclass(frozen=True)
+class LocalRule:
+    """A rule's `name` and `numbers`, the same for all clients of a round.
+
+    Raises ValueError for a name that is no text and a number that is none; infinity is one, for a bound that bounds nothing.
+    """
+
+    name: str
+    numbers: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str):
+            raise ValueError(f"the rule's name is {self.name!r}: not a text")
+        for key, value in self.numbers.items():
+            if not isinstance(value, int | float) or math.isnan(value):
+                raise ValueError(f"the rule {self.name} has {key} = {value!r}: not a number")
+        object.__setattr__(self, "numbers", MappingProxyType(dict(self.numbers)))
+
+    @classmethod
+    def of(cls, content: RecordDict) -> "LocalRule":
+        """The rule that a message's content names; UNNAMED where it names none that can be read."""
+        record = content.get(RULE)
+        named = dict(record) if isinstance(record, ConfigRecord) else {}
+        name: Any = named.pop(_NAME, UNNAMED)
+        try:
+            return cls(name, named)  # type: ignore[arg-type]
+        except ValueError:
+            return cls(UNNAMED)
+
+    def record(self) -> ConfigRecord:
+        """The rule as it travels, there and back. Whoever has many messages shares it."""
+        return ConfigRecord({_NAME: self.name, **self.numbers})
+
+    def attested_by(self, content: RecordDict) -> bool:
+        """Whether a reply says that this rule was carried out, with all of its numbers."""
+        record = content.get(RULE)
+        return isinstance(record, ConfigRecord) and record == {_NAME: self.name, **self.numbers}
+
+    def __str__(self) -> str:
+        numbers = ", ".join(f"{key} = {value:g}" for key, value in self.numbers.items())
+        return f"{self.name} ({numbers})" if numbers else self.name

@@ -1,0 +1,292 @@
+"""Who may answer: a reply counts under a rule that the clients carry out only if it attests it."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from memory_grid import DIMENSION, MemoryGrid, initial_model, quadratic_app, runs, vector_of
+
+import attacks
+from client_app.app import app
+from server_app.build import build_strategy
+from server_app.config import make_config, to_mapping
+from simulation.engine import EngineGrid
+from strategies import (
+    CEFedAvg,
+    ClipNorm,
+    DPFedAvg,
+    DPNormFedAvg,
+    FatClippingPI,
+    FatClippingPR,
+    FederatedStrategy,
+    FedLangevin,
+    GFedAvg,
+    LocalRate,
+    ModelClipping,
+    PoissonParticipation,
+    PrivacyPlan,
+    RoundReport,
+    delivery,
+    enrolment,
+)
+from strategies.global_model import GlobalModel
+from strategies.local_rule import LocalRule
+from strategies.screening import RejectedReply, screen_reply
+from tasks.problem import load_problem
+
+LR = 0.25
+
+
+@pytest.fixture(autouse=True)
+def fast_polling(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delivery, "_POLL_SECONDS", 0.002)
+    monkeypatch.setattr(delivery, "_POLL_SECONDS_PER_MESSAGE", 0.0)
+    monkeypatch.setattr(enrolment, "_POLL_SECONDS", 0.002)
+
+
+def plan(location: str = "client", claim: bool = True) -> PrivacyPlan:
+    return PrivacyPlan(
+        ClipNorm(1.0),
+        noise_multiplier=1.0,
+        num_clients=2,
+        rounds=2,
+        participation=PoissonParticipation(1.0),
+        noise_location=location,  # type: ignore[arg-type]
+        claim=claim,
+    )
+
+
+Make = Callable[..., FederatedStrategy]
+NEEDED: dict[str, Make] = {
+    "noise at the clients": lambda **f: DPFedAvg(plan(), **f),
+    "normalised": lambda **f: DPNormFedAvg(plan(), **f),
+    "unclaimed": lambda **f: DPFedAvg(plan(claim=False), **f),
+    "steps": lambda **f: FatClippingPI(1.0, 3, **f),
+    "langevin": lambda **f: FedLangevin(
+        LR, identity="query", **{k: v for k, v in f.items() if k != "local_rate"}
+    ),
+}
+ENFORCED: dict[str, Make] = {
+    "gfedavg": GFedAvg,
+    "pr": lambda **f: FatClippingPR(1.0, **f),
+    "ce": lambda **f: CEFedAvg(1.0, **f),
+    "models": lambda **f: ModelClipping(1.0, **f),
+    "noise at the server": lambda **f: DPFedAvg(plan("server"), **f),
+    "normalised": lambda **f: DPNormFedAvg(plan("server"), **f),
+}
+
+
+def one_round(
+    make: Make, attests: bool = False, answer: Callable[[Message], Message] | None = None
+) -> tuple[RoundReport, MemoryGrid]:
+    """Two clients; `answer` in place of the first, of which nothing is known but its examples."""
+    nodes = {
+        10 + i: runs(quadratic_app(i, 10, {"client-id": i, "num-examples": 10}, attests=attests))
+        for i in range(2)
+    }
+    reports: list[RoundReport] = []
+    grid = MemoryGrid(nodes)
+    if answer is not None:
+        honest = grid.nodes[10]
+        grid.nodes[10] = lambda m: (
+            answer(m) if m.metadata.message_type == "train" else honest(m)  # type: ignore[misc]
+        )
+    strategy = make(local_rate=LR, num_clients=2, observers=[reports.append])
+    strategy.start(grid, initial_model(), num_rounds=1, timeout=30.0)
+    return reports[-1], grid
+
+
+@pytest.mark.parametrize("kind", NEEDED)
+def test_a_client_that_knows_nothing_of_the_rule_does_not_count(kind: str) -> None:
+    report, _ = one_round(NEEDED[kind])
+    assert report.accepted == []
+    assert len(report.rejected) == 2
+    for rejection in report.rejected:
+        assert "attests nothing of the round's rule" in rejection.reason
+        assert "blackthorn.client_app.app" in rejection.reason
+
+
+@pytest.mark.parametrize("kind", NEEDED)
+def test_a_client_that_attests_the_rule_counts(kind: str) -> None:
+    report, _ = one_round(NEEDED[kind], attests=True)
+    assert report.rejected == []
+    assert len(report.accepted) == 2
+
+
+@pytest.mark.parametrize("kind", ENFORCED)
+def test_what_the_server_enforces_it_accepts_from_any_client(kind: str) -> None:
+    report, _ = one_round(ENFORCED[kind])
+    assert report.rejected == []
+    assert len(report.accepted) == 2
+
+
+def test_the_noise_that_nobody_added_is_the_server_s() -> None:
+    """The claim stays true of a round without a single client of ours: (z C)² is there."""
+
+    def aggregate() -> np.ndarray:
+        report, _ = one_round(NEEDED["noise at the clients"])
+        assert report.aggregate is not None
+        return report.aggregate.double().numpy() * 2
+
+    found = np.concatenate([aggregate() for _ in range(60)])
+    assert len(found) == 60 * DIMENSION
+    # Standard normal numbers, z C = 1: six standard deviations of their spread.
+    assert found.std() == pytest.approx(1.0, abs=6 / np.sqrt(2 * len(found)))
+
+
+@pytest.mark.parametrize("number", ["bound", "noise-multiplier", "num-invited", "more", "name"])
+def test_every_number_is_attested(number: str) -> None:
+    honest = runs(quadratic_app(0, attests=True))
+
+    def answer(message: Message) -> Message:
+        reply = honest(message)
+        assert reply is not None
+        record = message.content.config_records["rule"].copy()
+        record[number] = "clip" if number == "name" else float(record.get(number, 0)) * 0.5  # type: ignore[arg-type]
+        reply.content["rule"] = record
+        return reply
+
+    report, _ = one_round(NEEDED["noise at the clients"], attests=True, answer=answer)
+    assert len(report.accepted) == 1
+    (rejection,) = report.rejected
+    assert "attests another rule than the round's rule clip-update (bound = 1" in rejection.reason
+
+
+RULE = LocalRule("clip-gradient", {"bound": 1.0})
+ODD_RECORDS: dict[str, Any] = {
+    "arrays": initial_model(),
+    "empty": ConfigRecord(),
+    "text": ConfigRecord({"name": "clip-gradient", "bound": "1.0"}),
+    "list": ConfigRecord({"name": ["clip-gradient"], "bound": [1.0]}),
+    "nan": ConfigRecord({"name": "clip-gradient", "bound": float("nan")}),
+    "many": ConfigRecord({"name": "clip-gradient", **{f"k{i}": i for i in range(10_000)}}),
+    "bytes": ConfigRecord({"name": b"clip-gradient", "bound": 1.0}),
+}
+
+
+@pytest.mark.parametrize("odd", ODD_RECORDS)
+def test_an_odd_attestation_is_none_and_raises_nothing_else(odd: str) -> None:
+    content = RecordDict({"model": initial_model(), "rule": ODD_RECORDS[odd]})
+    order = Message(RecordDict(), dst_node_id=3, message_type="train")
+    reply = Message(content, reply_to=order)
+    with pytest.raises(RejectedReply, match="attests another rule than") as caught:
+        screen_reply(reply, GlobalModel.of(initial_model()), LR, attested=RULE)
+    assert len(str(caught.value)) < 300
+
+
+def test_a_reply_that_does_not_attest_ends_no_round() -> None:
+    """With enough_replies = 1 the silent liar's reply is not the one that is enough."""
+    plain = runs(quadratic_app(0, 10))
+    report, _ = one_round(
+        lambda **f: FatClippingPI(1.0, 3, enough_replies=1, **f), attests=True, answer=plain
+    )
+    assert len(report.accepted) == 1
+
+
+def test_the_messages_of_a_round_share_one_rule() -> None:
+    _, grid = one_round(NEEDED["steps"], attests=True)
+    records = [m.content["rule"] for m in grid.sent if m.metadata.message_type == "train"]
+    assert len(records) == 2
+    assert records[0] is records[1]
+    assert dict(records[0]) == {"name": "clip-gradient", "bound": 1.0, "local-steps": 3}
+
+
+# Our ClientApp.
+
+NOISE = {"noise-location": "client", "noise-multiplier": 1.5}
+CONFIGURATIONS: dict[str, dict[str, Any]] = {
+    "gfedavg": {},
+    "rage": {"algorithm": "rage"},
+    "fat-clipping-pr": {"algorithm": "fat-clipping-pr", "clip-norm": 0.3},
+    "pr in parameter units": {
+        "algorithm": "fat-clipping-pr",
+        "clip-norm": 0.3,
+        "clip-units": "parameter",
+    },
+    "fat-clipping-pi": {"algorithm": "fat-clipping-pi", "clip-norm": 0.3},
+    "ce-fedavg": {"algorithm": "ce-fedavg", "clip-norm": 0.3},
+    "model-clipping": {"algorithm": "model-clipping", "clip-norm": 0.3},
+    "dp-fedavg": {"algorithm": "dp-fedavg", "clip-norm": 0.3, "noise-multiplier": 1.0},
+    "dp-normfedavg": {"algorithm": "dp-normfedavg", "clip-norm": 0.3, **NOISE},
+    "dp-fedavg with epsilon": {
+        "algorithm": "dp-fedavg",
+        "clip-norm": 0.3,
+        "noise-location": "client",
+        "epsilon": 8.0,
+    },
+    "noised ce-fedavg": {"algorithm": "ce-fedavg", "clip-norm": 0.3, **NOISE},
+    "fa-ld": {
+        "algorithm": "fa-ld",
+        "temperature": 0.5,
+        "shared-noise": 0.25,
+        "prior-precision": 2.0,
+    },
+    "decaying fa-ld": {"algorithm": "fa-ld", "step-size": "decaying", "strong-convexity": 3.0},
+}
+
+
+def order_of(kind: str) -> tuple[Any, Message, LocalRule]:
+    """The run's configuration, a round's message in it, and the rule that it names."""
+    values = {"num-clients": 3, "model": "logistic", "local-steps": 2, "local-lr": 0.07}
+    config = make_config({**values, **CONFIGURATIONS[kind]})
+    rule = build_strategy(config).local_rule(0.03, 3)
+    shares = {"share": 0.5, "total-examples": 10, "shared-seed": 1}
+    instruction = ConfigRecord({"server-round": 2, "local-lr": 0.03, "client-id": 1, **shares})
+    arrays = ArrayRecord(load_problem(config).state())
+    content = RecordDict({"arrays": arrays, "config": instruction, "rule": rule.record()})
+    return config, Message(content, 1001, "train"), rule
+
+
+def answered(config: Any, message: Message) -> Message:
+    node = {"partition-id": 1, "num-partitions": 3}
+    return app(message, Context(1, 1001, node, RecordDict(), to_mapping(config)))
+
+
+@pytest.mark.parametrize("kind", CONFIGURATIONS)
+def test_our_client_app_attests_the_rule_of_its_configuration_and_no_other(kind: str) -> None:
+    config, message, rule = order_of(kind)
+    assert rule.attested_by(answered(config, message).content)
+    (reply,) = EngineGrid(config, load_problem(config)).send_and_receive([message])
+    assert rule.attested_by(reply.content)
+    others = [LocalRule("else", rule.numbers), LocalRule(rule.name, {**rule.numbers, "more": 1})]
+    for key, value in rule.numbers.items():
+        # More noise, or fewer clients to share it, is the server's to ask where epsilon sets z.
+        if (key, kind) != ("noise-multiplier", "dp-fedavg with epsilon") and key != "num-invited":
+            others.append(LocalRule(rule.name, {**rule.numbers, key: 1.001 * value + 1}))
+        others.append(LocalRule(rule.name, {k: v for k, v in rule.numbers.items() if k != key}))
+    for other in others:
+        message.content["rule"] = other.record()
+        with pytest.raises(ValueError, match="the server asks for the rule"):
+            answered(config, message)
+    del message.content["rule"]
+    with pytest.raises(ValueError, match="the server asks for the rule unnamed"):
+        answered(config, message)
+
+
+@pytest.mark.parametrize("name", sorted(set(attacks.names()) - {"raise", "exit", "slow"}))
+def test_a_liar_attests_too(name: str) -> None:
+    """Attestation keeps out who does not know the rule, not who breaks it."""
+    config, message, rule = order_of("fat-clipping-pi")
+    node = {"partition-id": 1, "num-partitions": 3}
+    context = Context(1, 1001, node, RecordDict(), to_mapping(config))
+    reply = attacks.byzantine_app(app, name)(message, context)
+    assert rule.attested_by(reply.content) == (name != "empty-record")
+
+
+def test_a_rule_of_no_numbers_is_refused() -> None:
+    for value in (float("nan"), "1", None):
+        with pytest.raises(ValueError, match="not a number"):
+            LocalRule("clip-update", {"bound": value})  # type: ignore[dict-item]
+
+
+def test_the_rule_follows_the_rate() -> None:
+    """In parameter units the bound in gradient units grows as the rate decays."""
+    strategy = FatClippingPI(0.5, 2, clip_units="parameter", local_rate=LocalRate(0.5, 0.5))
+    apps = {10 + i: runs(quadratic_app(i, attests=True)) for i in range(2)}
+    grid = MemoryGrid(apps)
+    result = strategy.start(grid, initial_model(), num_rounds=2, timeout=30.0)
+    rules = [LocalRule.of(m.content) for m in grid.sent if m.metadata.message_type == "train"]
+    assert [rule.numbers["bound"] for rule in rules] == [1.0, 1.0, 2.0, 2.0]
+    assert np.isfinite(vector_of(result.arrays)).all()
