@@ -44,7 +44,8 @@ PRIOR_PRECISION = "prior-precision"
 class LocalRule:
     """A rule's `name` and `numbers`, the same for all clients of a round.
 
-    Raises ValueError for a name that is no text and a number that is none; infinity is one, for a bound that bounds nothing.
+    Raises ValueError for a name that is no text and a number that is none; infinity is one, for a
+    bound that bounds nothing.
     """
 
     name: str
