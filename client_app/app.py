@@ -28,6 +28,7 @@ from .messages import (
     trained_arrays,
 )
 from .node_data import NodeClient, load_node_client, node_client_id
+from .permitting import permitting
 from .private_update import noised_models
 from .training import LocalSGD, LocalSteps, client_generator, train_clients, training_device
 
@@ -35,7 +36,7 @@ _TRAINED = "rounds-trained"
 
 logger = logging.getLogger("blackthorn")
 
-app = ClientApp(mods=[disclosing])
+app = ClientApp(mods=[permitting, disclosing])
 
 
 def local_training(

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from server_app.config import RunConfig
 from server_app.privacy_checks import claims_sample_privacy
-from strategies.accounting import Figure, Release, spent
+from strategies.accounting import Charge, Figure, Release, spent
 from strategies.bounding import clip
 from strategies.entropy import Randomness, SeededRandomness, SystemRandomness
 from strategies.noise import gaussian_noise
@@ -59,10 +59,14 @@ class DPSGD:
                 "not allowed: a rate above 0, at most 1, and a batch of at least 1"
             )
 
-    def figure(self, rounds: int, delta: float) -> Figure:
-        """ε at δ for one example, there or not, after `rounds` rounds of K steps."""
+    def charge(self, rounds: int = 1) -> Charge:
+        """What one example, there or not, is charged for `rounds` rounds of K steps."""
         release = Release(self.noise_multiplier, sample_rate=self.sample_rate)
-        return spent([(release, rounds * self.steps)], delta, "rdp")
+        return release, rounds * self.steps
+
+    def figure(self, rounds: int, delta: float) -> Figure:
+        """ε at δ of `charge(rounds)`."""
+        return spent([self.charge(rounds)], delta, "rdp")
 
 
 def train_dp_sgd(

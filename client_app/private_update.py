@@ -29,13 +29,10 @@ def noised_models(
     than the run's configuration allows: with less than the local figure counts on, a client does
     not answer.
     """
-    numbers = request.rule.numbers
-    if NOISE_MULTIPLIER not in numbers:
+    z, invited = drawn_noise(config, request.rule)
+    if z == 0:
         return bounded
-    _check_noise(config, request.rule)
-    deviation = client_deviation(
-        numbers[NOISE_MULTIPLIER], numbers[BOUND], int(numbers[NUM_INVITED])
-    )
+    deviation = client_deviation(z, request.rule.numbers[BOUND], invited)
     noised = bounded.clone()
     for row, client in zip(noised, clients, strict=True):
         noise = gaussian_noise(
@@ -46,6 +43,17 @@ def noised_models(
         )
         row.copy_(row.double() + noise)
     return noised
+
+
+def drawn_noise(config: RunConfig, rule: LocalRule) -> tuple[float, int]:
+    """z of the noise that a client draws, and the s clients who share it; (0, 1) without noise.
+
+    Raises PublicRefusal as `noised_models`.
+    """
+    if NOISE_MULTIPLIER not in rule.numbers:
+        return 0.0, 1
+    _check_noise(config, rule)
+    return rule.numbers[NOISE_MULTIPLIER], int(rule.numbers[NUM_INVITED])
 
 
 def _check_noise(config: RunConfig, rule: LocalRule) -> None:

@@ -10,6 +10,7 @@ from attacks.collusion.client import ADDRESS_VARIABLE, SECONDS_VARIABLE
 from attacks.flwr_clientapp import ATTACK_VARIABLE
 from attacks.rogue.__main__ import check_behaviours
 from launch.deployment import DeploymentError, Node
+from launch.flower_programs import OWN_CLIENTAPP
 from server_app.config import ConfigError, RunConfig
 
 BYZANTINE_PROGRAM = "attacks.flwr_clientapp:main"
@@ -53,14 +54,26 @@ def collusion(config: RunConfig, rogue: str) -> Iterator[dict[str, str]]:
 
 
 def cluster_nodes(
-    config: RunConfig, data: Sequence[Path], rogue: str, accomplices: Mapping[str, str]
+    config: RunConfig,
+    data: Sequence[Path],
+    rogue: str,
+    accomplices: Mapping[str, str],
+    policy: Path | None = None,
 ) -> list[Node]:
-    """A node a client; the last `num-byzantine` run the Byzantine program or the rogue."""
+    """A node a client; the last `num-byzantine` run the Byzantine program or the rogue.
+
+    With a policy every honest client keeps it, and a ledger of its own beside it.
+    """
     honest = config.num_clients - config.num_byzantine
     nodes = []
     for client in range(config.num_clients):
         own = {"data-path": str(data[client].resolve())} if data else {}
-        if client < honest:
+        if client < honest and policy is not None:
+            path = policy.resolve()
+            ledger = path.with_suffix(f".client-{client}.ledger.json")
+            kept = {"policy": str(path), "ledger": str(ledger)}
+            nodes.append(Node(config={**own, **kept}, program=OWN_CLIENTAPP))
+        elif client < honest:
             nodes.append(Node(config=own))
         elif rogue:
             arguments = ["--behaviour", rogue, "--seed", str(config.seed)]

@@ -81,6 +81,10 @@ def cluster(
         list[Path] | None,
         typer.Option(help="A client's own .npz or image folder; once for every client."),
     ] = None,
+    policy: Annotated[
+        Path | None,
+        typer.Option(help="What every client may send, as of blackthorn client (docs/privacy.md)."),
+    ] = None,
     settings: Settings = None,
     output_dir: OutputDir = None,
     standard_clients: Annotated[
@@ -111,7 +115,14 @@ def cluster(
     config = recipe_config(recipe, settings or (), options)
     people = people_console(quiet, as_json)
     with failures_told(as_json):
-        summary = run(config, people, data=data or (), warm=not standard_clients, rogue=rogue)
+        summary = run(
+            config,
+            people,
+            data=data or (),
+            policy=policy,
+            warm=not standard_clients,
+            rogue=rogue,
+        )
         finish(summary, as_json)
 
 

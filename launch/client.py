@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from launch.addresses import Address, check_insecure, parse_address
+from launch.flower_programs import OWN_CLIENTAPP
 from launch.folders import make_folder
 from launch.operator_options import IKnow, Insecure
 from server_app.config import ConfigError
@@ -30,6 +31,20 @@ def client(
     ] = None,
     data_dir: Annotated[
         Path | None, typer.Option(help="Where this machine keeps the task's data set.")
+    ] = None,
+    policy: Annotated[
+        Path | None,
+        typer.Option(
+            help="What this client may send, whatever the server asks for (docs/privacy.md). It "
+            "then runs this installation's ClientApp, and none of the server's code."
+        ),
+    ] = None,
+    ledger: Annotated[
+        Path | None,
+        typer.Option(
+            help="Where the client keeps what it has sent; by default beside the policy, else in "
+            "the folder for logs."
+        ),
     ] = None,
     logs: Annotated[
         Path | None, typer.Option(help="Folder for logs; by default blackthorn-client-ID.")
@@ -62,7 +77,8 @@ def client(
         check_insecure(address.host, i_know)
         if key is not None:
             raise ConfigError(f"--key {key} is of no use with --insecure: a key needs TLS")
-    for option, path in (("--ca", ca), ("--key", key), ("--data", data), ("--data-dir", data_dir)):
+    files = {"--ca": ca, "--key": key, "--data": data, "--data-dir": data_dir, "--policy": policy}
+    for option, path in files.items():
         if path is not None and not path.exists():
             raise ConfigError(f"{option} {path} does not exist")
     if data is not None:
@@ -76,7 +92,14 @@ def client(
             f"--program {program} is not allowed: MODULE:FUNCTION, for example "
             "attacks.flwr_clientapp:main"
         )
+    if program is not None and policy is not None:
+        raise ConfigError(
+            f"--program {program} is not allowed with --policy {policy}, which only the installed "
+            "ClientApp is known to keep: leave one of them out"
+        )
     own_id = client_id if client_id is not None else _id_of_key(key)
+    folder = (logs or Path(f"blackthorn-client-{own_id}")).resolve()
+    beside = folder / "ledger.json" if policy is None else policy.with_suffix(".ledger.json")
     settings = ClientSettings(
         server=address,
         ca=ca.resolve() if ca else None,
@@ -84,11 +107,15 @@ def client(
         client_id=own_id,
         data=data.resolve() if data else None,
         data_dir=data_dir.resolve() if data_dir else None,
-        logs=(logs or Path(f"blackthorn-client-{own_id}")).resolve(),
+        policy=policy.resolve() if policy else None,
+        ledger=(ledger or beside).resolve(),
+        logs=folder,
         patience=patience,
-        program=program,
+        program=OWN_CLIENTAPP if policy is not None else program,
         warm=not standard_client,
     )
+    if policy is not None or ledger is not None or settings.ledger.exists():
+        _check_safeguards(settings)
     make_folder(settings.logs, "--logs")
     from launch.client_service import take_part
 
@@ -105,6 +132,8 @@ class ClientSettings:
     client_id: int
     data: Path | None
     data_dir: Path | None
+    policy: Path | None
+    ledger: Path
     logs: Path
     patience: float
     program: str | None
@@ -119,6 +148,19 @@ def _check_examples(data: Path) -> None:
         check_own_examples(data)
     except ValueError as error:
         raise ConfigError(f"--data: {error}") from error
+
+
+def _check_safeguards(settings: ClientSettings) -> None:
+    """Policy and ledger are good, and the ledger can be written. Raises ConfigError."""
+    from client_app.client_ledger import ClientLedger, LedgerUnusable
+    from client_app.policy import read_policy
+
+    if settings.policy is not None:
+        read_policy(settings.policy)
+    try:
+        ClientLedger(settings.ledger).change(lambda _: None)
+    except LedgerUnusable as error:
+        raise ConfigError(f"--ledger: {error}") from error
 
 
 def _id_of_key(key: Path | None) -> int:

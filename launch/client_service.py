@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _FORK_SERVER_SECONDS = 120.0
 _CONNECTED = re.compile(r"SuperNode ID: (\d+)")
-_CANNOT = re.compile(r"client \d+ cannot take part in run \d+: .*")
+_CANNOT = re.compile(r"client \d+ (cannot take part|does not \w+) in run \d+: .*")
 _ROUND = re.compile(r"\[RUN (\d+), ROUND (\d+)\]")
 # Flower's codes: nodes must be registered, and: this node cannot be activated.
 _CODE = re.compile(r'"code": (\d+)')
@@ -41,6 +41,8 @@ def take_part(settings: "ClientSettings") -> None:
         apps = Address(LOOPBACK, free_loopback_ports(1)[0])
         secret = write_secret(running.workplace.folder / "secret")
         say(f"client {settings.client_id} of {settings.server}; logs are in {settings.logs}")
+        if settings.policy is not None:
+            say(f"policy {settings.policy} is in force; what is sent is in {settings.ledger}")
         # Whether the server takes us is known before the apps' modules are imported.
         running.supervisor.add(_supernode(settings, running, apps, secret, env))
         if warm:
@@ -96,6 +98,9 @@ def _node_config(settings: "ClientSettings") -> dict[str, Scalar]:
         config["data-path"] = str(settings.data)
     if settings.data_dir is not None:
         config["data-dir"] = str(settings.data_dir)
+    config["ledger"] = str(settings.ledger)
+    if settings.policy is not None:
+        config["policy"] = str(settings.policy)
     return config
 
 

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from blackthorn.__main__ import app_root
 from client_app.node_data import load_node_client
+from client_app.policy import read_policy
 from launch.app_bundle import PACKAGES
 from launch.byzantine_nodes import check_rogue, cluster_nodes, collusion
 from launch.flower_cluster import DeploymentError, FlowerCluster, RunStatus
@@ -29,6 +30,7 @@ def cluster(
     console: Console,
     *,
     data: Sequence[Path] = (),
+    policy: Path | None = None,
     warm: bool = True,
     rogue: str = "",
 ) -> dict[str, Any]:
@@ -36,11 +38,14 @@ def cluster(
 
     The last `num-byzantine` nodes run the Byzantine program in place of Flower's, or with `rogue`
     (behaviours of `attacks.rogue`, by commas) no SuperNode at all but the rogue process. `data`
-    gives every node its own examples. Raises ConfigError before anything is started, RunFailed if
-    the run did not complete, DeploymentError if a process did not do its part.
+    gives every node its own examples, `policy` every honest one the same policy. Raises ConfigError
+    before anything is started, RunFailed if the run did not complete, DeploymentError if a process
+    did not do its part.
     """
     config = _deployed(config, data)
     _check_data(config, data)
+    if policy is not None:
+        read_policy(policy)
     check_rogue(config, rogue)
     ready = _ready(config, console)
     console.print(f"starting a SuperLink and {config.num_clients} SuperNodes...", highlight=False)
@@ -48,7 +53,7 @@ def cluster(
         _failure_on_record(ready),
         collusion(config, rogue) as accomplices,
         FlowerCluster(
-            cluster_nodes(config, data, rogue, accomplices),
+            cluster_nodes(config, data, rogue, accomplices, policy),
             ready.folder,
             warm=warm,
             start_timeout=config.start_timeout,

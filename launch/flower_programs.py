@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, cast
 from .fork_server import load_entry, run_entry
 
 if TYPE_CHECKING:
+    from flwr.clientapp import ClientApp
     from flwr.proto.run_pb2 import Run as RunMessage
     from flwr.supercore.run import Run
 
@@ -46,6 +47,8 @@ PACED_ENTRIES = {
     "flwr-serverapp": f"{__name__}:serverapp",
     "flwr-clientapp": f"{__name__}:clientapp",
 }
+# What runs in place of the server's code on a client with a policy.
+OWN_CLIENTAPP = f"{__name__}:own_clientapp"
 BOUNDED_ENTRIES = {"flower-superlink": f"{__name__}:superlink"}
 # What Flower calls our app: the publisher and the name in pyproject.toml.
 APP_ID = "blackthorn/blackthorn"
@@ -103,6 +106,20 @@ def clientapp() -> None:
     module = importlib.import_module("flwr.supernode.runtime.run_clientapp")
     vars(module)["install_from_fab"] = install_once
     load_entry(STANDARD_ENTRIES["flwr-clientapp"])()
+
+
+def own_clientapp() -> None:
+    """`flwr-clientapp` that answers with this installation's ClientApp: the code that came with the
+    run is not even unpacked."""
+    sys.path.insert(0, str(_PACKAGE_ROOT))
+    module = importlib.import_module("flwr.supernode.runtime.run_clientapp")
+    vars(module)["install_from_fab"] = lambda *_, **__: None
+    vars(module)["get_load_client_app_fn"] = lambda **_: _own_app
+    load_entry(STANDARD_ENTRIES["flwr-clientapp"])()
+
+
+def _own_app(*_bundle: str) -> "ClientApp":
+    return importlib.import_module("client_app.app").app
 
 
 def install_once(fab: bytes, install_dir: Path | None = None, skip_prompt: bool = False) -> Path:

@@ -7,7 +7,7 @@ this file (tests compare them).
 import difflib
 import math
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeGuard
@@ -26,6 +26,17 @@ _LARGEST_RATE = 3e38
 # Just above the smallest float32 of full precision: the server divides by the rate.
 _SMALLEST_RATE = 1.2e-38
 
+AlgorithmName = Literal[
+    "gfedavg",
+    "fat-clipping-pr",
+    "fat-clipping-pi",
+    "ce-fedavg",
+    "model-clipping",
+    "dp-fedavg",
+    "dp-normfedavg",
+    "rage",
+    "fa-ld",
+]
 CLIPPING_ALGORITHMS = (
     *("fat-clipping-pr", "fat-clipping-pi", "ce-fedavg", "model-clipping"),
     *PRIVATE_ALGORITHMS,
@@ -52,7 +63,8 @@ def may_be_own_code(name: object) -> TypeGuard[str]:
     return isinstance(name, str) and ":" in name
 
 
-def _kebab(name: str) -> str:
+def kebab(name: str) -> str:
+    """The key of a field."""
     return name.replace("_", "-")
 
 
@@ -60,7 +72,7 @@ class RunConfig(BaseModel):
     """Everything that decides what a run computes. Keys are written in kebab-case."""
 
     model_config = ConfigDict(
-        alias_generator=_kebab,
+        alias_generator=kebab,
         populate_by_name=True,
         extra="forbid",
         strict=True,
@@ -69,17 +81,9 @@ class RunConfig(BaseModel):
     )
 
     # What is learned.
-    algorithm: Literal[
-        "gfedavg",
-        "fat-clipping-pr",
-        "fat-clipping-pi",
-        "ce-fedavg",
-        "model-clipping",
-        "dp-fedavg",
-        "dp-normfedavg",
-        "rage",
-        "fa-ld",
-    ] = Field("gfedavg", description="Published system that runs on the server.")
+    algorithm: AlgorithmName = Field(
+        "gfedavg", description="Published system that runs on the server."
+    )
     task: Literal[
         "digits",
         "mnist",
@@ -664,13 +668,13 @@ def expected_cohort(config: RunConfig) -> int:
 
 def config_keys() -> list[str]:
     """All keys, in kebab-case, in the order of declaration."""
-    return [_kebab(name) for name in RunConfig.model_fields]
+    return [kebab(name) for name in RunConfig.model_fields]
 
 
 def server_keys() -> list[str]:
     """Keys that are the server's business alone: no client reads them, and none is sent them."""
     return [
-        _kebab(name) for name, field in RunConfig.model_fields.items() if _SERVER in field.metadata
+        kebab(name) for name, field in RunConfig.model_fields.items() if _SERVER in field.metadata
     ]
 
 
@@ -679,19 +683,24 @@ def make_config(values: Mapping[str, Any]) -> RunConfig:
 
     Raises ConfigError with one line that names the key, the value and what is allowed.
     """
-    keys = config_keys()
+    check_known(values, config_keys(), "see blackthorn keys")
+    try:
+        return RunConfig.model_validate(dict(values))
+    except ValidationError as error:
+        raise ConfigError(one_line(error)) from None
+
+
+def check_known(values: Mapping[str, Any], keys: Sequence[str], where: str) -> None:
+    """Raises ConfigError for the first key of `values` that is none of `keys`."""
     for key in values:
         if key not in keys:
             near = difflib.get_close_matches(key, keys, n=1)
             hint = f"; did you mean {near[0]}?" if near else ""
-            raise ConfigError(f"unknown key {key}{hint} (see blackthorn keys)")
-    try:
-        return RunConfig.model_validate(dict(values))
-    except ValidationError as error:
-        raise ConfigError(_one_line(error)) from None
+            raise ConfigError(f"unknown key {key}{hint} ({where})")
 
 
-def _one_line(error: ValidationError) -> str:
+def one_line(error: ValidationError) -> str:
+    """The first of a validation's mistakes: key, value and what is allowed."""
     first = error.errors()[0]
     if not first["loc"]:
         return str(first["msg"]).removeprefix("Value error, ")

@@ -154,15 +154,7 @@ class Ledger:
             "neighbours": plan.relation,
             "rounds": self.rounds,
             "epsilon_rdp": self._epsilon_rdp,
-            "charges": [
-                {
-                    "rounds": count,
-                    "noise_multiplier": release.noise_multiplier,
-                    "sample_rate": release.sample_rate,
-                    "drawn": list(release.drawn) if release.drawn else None,
-                }
-                for release, count in self._charges
-            ],
+            "charges": [charge_entry(charge) for charge in self._charges],
         }
 
     def _quick_epsilon(self) -> float | None:
@@ -251,7 +243,7 @@ def _load(path: Path) -> dict[str, Any]:
 
 def _charges_in(content: dict[str, Any], path: Path) -> list[Charge]:
     try:
-        charges = [_charge_in(entry) for entry in content["charges"]]
+        charges = [read_charge(entry) for entry in content["charges"]]
         total = sum(count for _, count in charges)
         if total != content["rounds"]:
             raise ValueError(f"rounds = {content['rounds']}, but its charges add up to {total}")
@@ -260,7 +252,19 @@ def _charges_in(content: dict[str, Any], path: Path) -> list[Charge]:
     return charges
 
 
-def _charge_in(entry: dict[str, Any]) -> Charge:
+def charge_entry(charge: Charge) -> dict[str, Any]:
+    """A charge as a ledger's file holds it."""
+    release, count = charge
+    return {
+        "rounds": count,
+        "noise_multiplier": release.noise_multiplier,
+        "sample_rate": release.sample_rate,
+        "drawn": list(release.drawn) if release.drawn else None,
+    }
+
+
+def read_charge(entry: dict[str, Any]) -> Charge:
+    """What `charge_entry` wrote. Raises KeyError, TypeError or ValueError for anything else."""
     drawn = entry["drawn"]
     if drawn is not None:
         size, population = drawn

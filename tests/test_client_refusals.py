@@ -59,3 +59,5 @@ def test_the_client_s_terminal_says_it_once_a_run(capsys: pytest.CaptureFixture[
         f"client 3 cannot take part in run {run}: data-path '/a.npz': y holds 10"
         for run in (77, 78)
     ]
+    watch.line("ERROR : client 3 does not train in run 78: round 2 comes after round 2")
+    assert "client 3 does not train in run 78: round 2" in capsys.readouterr().err

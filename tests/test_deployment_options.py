@@ -61,6 +61,27 @@ def refusal(
             "client --server localhost --insecure --client-id 0 --data wrong.npz",
             "wrong.npz': y has dtype float64, allowed are integers",
         ),
+        (
+            "client --server localhost --insecure --client-id 0 --policy none.toml",
+            "--policy none.toml does not exist",
+        ),
+        (
+            "client --server localhost --insecure --client-id 0 --policy policy.toml",
+            "max-rounds = 0 is not allowed: should be greater than or equal to 1",
+        ),
+        (
+            "client --server localhost --insecure --client-id 0 --ledger certs/ca.crt",
+            "ca.crt is damaged",
+        ),
+        (
+            "client --server localhost --insecure --client-id 0 --ledger certs/ca.crt/ledger",
+            "cannot be",
+        ),
+        (
+            "client --server localhost --insecure --client-id 0 --policy policy.toml --program a:b",
+            "--program a:b is not allowed with --policy policy.toml",
+        ),
+        ("cluster recipe.toml --policy policy.toml", "policy policy.toml: max-rounds = 0 is not"),
         ("client --server localhost:0 --ca certs/ca.crt", "--server localhost:0 is not allowed"),
         (
             "client --server localhost --insecure --key certs/clients/node0",
@@ -85,6 +106,8 @@ def test_a_mistake_is_one_line(
     monkeypatch.chdir(tmp_path)
     make(Path("certs"), ["localhost"], ["node0"])
     np.savez("wrong.npz", x=np.zeros((5, 2)), y=np.zeros(5))
+    Path("policy.toml").write_text("max-rounds = 0\n")
+    Path("recipe.toml").write_text('task = "digits"\n')
     assert expected in refusal(monkeypatch, capsys, *arguments.split(" "))
 
 

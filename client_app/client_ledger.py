@@ -1,0 +1,135 @@
+"""A client's own ledger: what it has sent, on disk before it sends it, whoever asked for it.
+
+One file stands for one client's data. Rounds of all runs and all servers add up in it, and within
+a run a round is answered once, so that no server can have more than the client's policy allows by
+asking twice, by another round's number or by another run. It survives the client's restart; a crash
+after the charge leaves it as if the reply had been sent.
+"""
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from strategies.accounting import Charge
+from strategies.ledger import charge_entry, read_charge
+from strategies.locked_file import FileInUse, LockedFile
+
+_FORMAT = 1
+# Several of a client's programs may want it at once, each for some milliseconds.
+_PATIENCE_SECONDS = 60.0
+_LOOK_SECONDS = 0.02
+
+
+class LedgerUnusable(ValueError):
+    """The ledger cannot be read or written, so that nothing may be sent; one line says why."""
+
+
+@dataclass
+class Sent:
+    """All replies so far: `last_round` by run, how many `rounds` in all, and what they cost."""
+
+    rounds: int = 0
+    last_round: dict[str, int] = field(default_factory=dict)
+    local: list[Charge] = field(default_factory=list)
+    sample: list[Charge] = field(default_factory=list)
+
+    def add(self, run_id: int, server_round: int, local: Charge, sample: Charge) -> None:
+        """Count one more reply."""
+        self.rounds += 1
+        self.last_round[str(run_id)] = server_round
+        _append(self.local, local)
+        _append(self.sample, sample)
+
+
+class ClientLedger:
+    """The ledger in the file `path`, whatever link leads to it; a missing file is an empty one."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path.expanduser().resolve()
+
+    def read(self) -> Sent:
+        """What has been sent. Raises LedgerUnusable for a file that is no client's ledger."""
+        try:
+            text = self._path.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return Sent()
+        except (OSError, UnicodeDecodeError) as error:
+            raise LedgerUnusable(f"ledger {self._path} cannot be read: {error}") from None
+        return _parsed(text, self._path)
+
+    def change(self, change: Callable[[Sent], None]) -> None:
+        """Let `change` check and count, alone, and put what it leaves on disk before returning.
+
+        What `change` raises leaves the file as it was. Raises LedgerUnusable where it cannot be
+        read or written, or others hold it for a minute.
+        """
+        end = time.monotonic() + _PATIENCE_SECONDS
+        while True:
+            try:
+                return self._change_alone(change)
+            except FileInUse:
+                if time.monotonic() > end:
+                    raise LedgerUnusable(f"ledger {self._path} is in use elsewhere") from None
+                time.sleep(_LOOK_SECONDS)
+            except OSError as error:
+                reason = error.strerror or error
+                raise LedgerUnusable(f"ledger {self._path} cannot be kept: {reason}") from None
+
+    def _change_alone(self, change: Callable[[Sent], None]) -> None:
+        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        file = LockedFile(self._path)
+        try:
+            sent = self.read()
+            change(sent)
+            file.replace((json.dumps(_content(sent), indent=2) + "\n").encode())
+        finally:
+            file.close()
+
+
+def _append(charges: list[Charge], charge: Charge) -> None:
+    release, count = charge
+    if charges and charges[-1][0] == release:
+        charges[-1] = (release, charges[-1][1] + count)
+    else:
+        charges.append(charge)
+
+
+def _content(sent: Sent) -> dict[str, Any]:
+    return {
+        "format": _FORMAT,
+        "kind": "client",
+        "rounds": sent.rounds,
+        "last_round": sent.last_round,
+        "local": [charge_entry(charge) for charge in sent.local],
+        "sample": [charge_entry(charge) for charge in sent.sample],
+    }
+
+
+def _parsed(text: str, path: Path) -> Sent:
+    try:
+        content = json.loads(text)
+        if content.get("format") != _FORMAT or content.get("kind") != "client":
+            raise LedgerUnusable(f"{path} is not a client's ledger of format {_FORMAT}")
+        sent = Sent(
+            _whole(content["rounds"]),
+            {str(run): _whole(last) for run, last in content["last_round"].items()},
+            [read_charge(entry) for entry in content["local"]],
+            [read_charge(entry) for entry in content["sample"]],
+        )
+        charged = sum(count for _, count in sent.local)
+        if charged != sent.rounds:
+            raise ValueError(f"rounds = {sent.rounds}, but {charged} are charged")
+        return sent
+    except LedgerUnusable:
+        raise
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise LedgerUnusable(f"ledger {path} is damaged: {type(error).__name__} {error}") from None
+
+
+def _whole(value: object) -> int:
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{value!r} is no number of rounds")
+    return value

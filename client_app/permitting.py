@@ -1,0 +1,120 @@
+"""What a client answers at all: its operator's policy and its own ledger are asked first."""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from flwr.app import Context, Message
+from flwr.clientapp.typing import ClientAppCallable
+
+from server_app.config import ConfigError, RunConfig, make_config
+
+from .client_ledger import ClientLedger, LedgerUnusable, Sent
+from .configured_rule import check_rule
+from .disclosure import PublicRefusal
+from .messages import enrolment_refusal, read_round
+from .node_data import node_client_id
+from .policy import Policy, PolicyRefusal, read_policy, round_cost
+
+# The node config's keys.
+POLICY, LEDGER = "policy", "ledger"
+
+logger = logging.getLogger("blackthorn")
+
+NodeConfig = Mapping[str, bool | int | float | str]
+
+
+@dataclass(frozen=True)
+class Safeguards:
+    """A client's policy (None: all that the run's configuration says) and its ledger."""
+
+    policy: Policy | None
+    ledger: ClientLedger
+
+    @classmethod
+    def of(cls, node_config: NodeConfig) -> "Safeguards | None":
+        """Those that the node's config names; None where it names neither.
+
+        Raises ConfigError for a policy that cannot be read, or that has no ledger.
+        """
+        policy, ledger = (str(node_config.get(key, "")) for key in (POLICY, LEDGER))
+        if not ledger:
+            if policy:
+                raise ConfigError(f"policy {policy} needs a ledger: name one in the node's config")
+            return None
+        return cls(read_policy(Path(policy)) if policy else None, ClientLedger(Path(ledger)))
+
+    def check_run(self, config: RunConfig) -> None:
+        """Raises PolicyRefusal where no round of a run is allowed (any more)."""
+        if self.policy is None:
+            return
+        self.policy.check_run(config)
+        sent = self.ledger.read()
+        self.policy.check_sent(sent.rounds + 1, sent.local, sent.sample)
+
+    def admit(self, config: RunConfig, message: Message, run_id: int) -> None:
+        """Count the reply to a train message, which may be made when this returns.
+
+        Raises PolicyRefusal, and counts nothing, where it may not.
+        """
+        request, policy = read_round(message), self.policy
+        if not 1 <= request.server_round <= config.num_server_rounds:
+            raise PolicyRefusal(
+                f"round {request.server_round} is not among the {config.num_server_rounds} of the "
+                "run's configuration"
+            )
+        if policy is not None:
+            policy.check_run(config)
+        check_rule(config, request)
+        cost = round_cost(config, request)
+        if policy is not None:
+            policy.check_round(config, cost)
+
+        def count(sent: Sent) -> None:
+            last = sent.last_round.get(str(run_id), 0)
+            if request.server_round <= last:
+                raise PolicyRefusal(
+                    f"round {request.server_round} comes after round {last} of the same run: a "
+                    "client answers every round once, in their order"
+                )
+            sent.add(run_id, request.server_round, cost.local, cost.sample)
+            if policy is not None:
+                policy.check_sent(sent.rounds, sent.local, sent.sample)
+
+        self.ledger.change(count)
+
+
+def permitting(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+    """Flower mod: the app sees a message only when its answer is allowed and, of a train message,
+    counted on disk.
+
+    The server is told which rule refused, and the client's log the whole; neither hangs on the
+    examples. Without policy and ledger, as in a simulation, every message passes.
+    """
+    config = make_config(context.run_config)
+    kind = message.metadata.message_type.partition(".")[0]
+    try:
+        safeguards = Safeguards.of(context.node_config)
+        if safeguards is not None and kind == "train":
+            safeguards.admit(config, message, context.run_id)
+        elif safeguards is not None:
+            safeguards.check_run(config)
+    except (ConfigError, LedgerUnusable, PublicRefusal) as refusal:
+        return _refuse(message, context, kind, refusal)
+    return call_next(message, context)
+
+
+def _refuse(message: Message, context: Context, kind: str, refusal: ValueError) -> Message:
+    """Say all of it here, and to the server as much as it may know."""
+    client_id = node_client_id(context.node_config)
+    told = in_full = str(refusal)
+    if isinstance(refusal, PolicyRefusal):
+        in_full = refusal.in_full
+    elif not isinstance(refusal, PublicRefusal):
+        told = "the client's policy or ledger cannot be used"
+    does_not = "cannot take part" if kind == "query" else f"does not {kind}"
+    logger.error("client %d %s in run %d: %s", client_id, does_not, context.run_id, in_full)
+    if kind == "query":
+        return enrolment_refusal(message, client_id, told)
+    raise PublicRefusal(told) from None

@@ -1,0 +1,184 @@
+"""A client's policy: what its operator lets it send, whatever a server asks for.
+
+A TOML file that the node's config names (`policy`). It is enforced before a client trains, and
+together with the client's own ledger (`client_ledger.py`) over all runs of all servers.
+"""
+
+import math
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from server_app.config import (
+    AlgorithmName,
+    ConfigError,
+    RunConfig,
+    check_known,
+    kebab,
+    may_be_own_code,
+    one_line,
+)
+from strategies.accounting import Charge, Release, spent
+
+from .disclosure import PublicRefusal, level
+from .dp_sgd import dp_sgd_of
+from .messages import RoundRequest
+from .private_update import drawn_noise
+
+Bound = Annotated[float, Field(gt=0)]
+Count = Annotated[int, Field(ge=1)]
+
+
+class PolicyRefusal(PublicRefusal):
+    """What the policy or the ledger does not allow. The text is for the server: what it asked for,
+    and the rule. `in_full`, with the policy's own numbers, is for the client's operator."""
+
+    def __init__(self, told: str, in_full: str = "") -> None:
+        super().__init__(told)
+        self.in_full = in_full or told
+
+
+@dataclass(frozen=True)
+class RoundCost:
+    """What one reply tells the server.
+
+    noise_multiplier: z of the noise that the clients draw, 0 where they draw none; num_invited: the
+    s clients who share it. local: the reply as a release of all the client's data, which may change
+    at will (sensitivity 2C, multiplier z/(2√s); 0 where nothing bounds it). sample: the same for
+    one example.
+    """
+
+    noise_multiplier: float
+    num_invited: int
+    local: Charge
+    sample: Charge
+
+
+def round_cost(config: RunConfig, request: RoundRequest) -> RoundCost:
+    """What a reply costs that is made as the run's configuration and the server's request say."""
+    z, invited = drawn_noise(config, request.rule)
+    seeded = config.insecure_seeded_noise  # whoever knows the seed subtracts the noise
+    multiplier = 0.0 if seeded else z / (2 * math.sqrt(invited))
+    local = sample = (Release(multiplier), 1)
+    if config.local_dp_sgd:
+        sample = (Release(0.0), 1) if seeded else dp_sgd_of(config, request.local_lr).charge()
+    return RoundCost(z, invited, local, sample)
+
+
+class Policy(BaseModel):
+    """The rules of a policy file; a rule that is not there allows everything.
+
+    All rounds of all runs add up. `delta` is that of both epsilons.
+    """
+
+    model_config = ConfigDict(
+        alias_generator=kebab, extra="forbid", strict=True, frozen=True, allow_inf_nan=False
+    )
+
+    algorithms: list[AlgorithmName] | None = None
+    max_rounds: Count | None = None
+    max_cohort: Count | None = None
+    min_noise_multiplier: Bound | None = None
+    max_local_epsilon: Bound | None = None
+    min_dp_sgd_noise_multiplier: Bound | None = None
+    max_sample_epsilon: Bound | None = None
+    delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
+
+    @model_validator(mode="after")
+    def _check_rules(self) -> Self:
+        if not self.model_fields_set - {"delta"}:
+            raise ValueError("it has no rule and would allow everything")
+        return self
+
+    def check_run(self, config: RunConfig) -> None:
+        """Raises PolicyRefusal for a run in which no round could be allowed."""
+        if self.algorithms is not None and config.algorithm not in self.algorithms:
+            raise PolicyRefusal(
+                f"algorithm = {config.algorithm} is not among the client's algorithms",
+                f"algorithm = {config.algorithm} is not allowed: {', '.join(self.algorithms)}",
+            )
+        if may_be_own_code(config.model):
+            raise PolicyRefusal(f"model = {config.model}: the client runs no code of the server's")
+        self._check_claim(config)
+
+    def _check_claim(self, config: RunConfig) -> None:
+        """What a client says beside its model must be no more than a bound on epsilon covers."""
+        claim = level(config)
+        if self.max_local_epsilon is not None and claim != "client":
+            raise PolicyRefusal(
+                "the client's max-local-epsilon asks for a claim of client-level privacy: without, "
+                "clients report what no noise covers"
+            )
+        if self.max_sample_epsilon is not None and claim == "none":
+            raise PolicyRefusal(
+                "the client's max-sample-epsilon asks for a claim of privacy: without, clients "
+                "report what no noise covers"
+            )
+
+    def check_round(self, config: RunConfig, cost: RoundCost) -> None:
+        """Raises PolicyRefusal where the noise of a round is less than the policy wants."""
+        z, least = cost.noise_multiplier, self.min_noise_multiplier
+        if least is not None and (z < least or config.insecure_seeded_noise):
+            raise PolicyRefusal(
+                f"noise-multiplier = {_drawn(z, config)} is below the client's "
+                "min-noise-multiplier",
+                f"noise-multiplier = {_drawn(z, config)} is not allowed: at least {least:g}",
+            )
+        most = self.max_cohort
+        if most is not None and z > 0 and cost.num_invited > most:
+            raise PolicyRefusal(
+                f"{cost.num_invited} clients share the noise, more than the client's max-cohort",
+                f"a cohort of {cost.num_invited} clients is not allowed: at most {most}",
+            )
+        z = config.dp_sgd_noise_multiplier if config.local_dp_sgd else 0.0
+        least = self.min_dp_sgd_noise_multiplier
+        if least is not None and (z < least or config.insecure_seeded_noise):
+            raise PolicyRefusal(
+                f"dp-sgd-noise-multiplier = {_drawn(z, config)} is below the client's "
+                "min-dp-sgd-noise-multiplier",
+                f"dp-sgd-noise-multiplier = {_drawn(z, config)} is not allowed: at least {least:g}",
+            )
+
+    def check_sent(self, rounds: int, local: Sequence[Charge], sample: Sequence[Charge]) -> None:
+        """Raises PolicyRefusal where `rounds` replies that cost so much together are too many."""
+        if self.max_rounds is not None and rounds > self.max_rounds:
+            raise PolicyRefusal(
+                "the client has sent as many rounds as its max-rounds allows",
+                f"round {rounds} of all runs is not allowed: at most {self.max_rounds}",
+            )
+        for name, limit, charges in (
+            ("max-local-epsilon", self.max_local_epsilon, local),
+            ("max-sample-epsilon", self.max_sample_epsilon, sample),
+        ):
+            epsilon = 0.0 if limit is None else spent(charges, self.delta, "rdp").epsilon
+            if limit is not None and epsilon > limit:
+                raise PolicyRefusal(
+                    f"the round would pass the client's {name}",
+                    f"the round would make epsilon {epsilon:.4g} in all at delta {self.delta:g}: "
+                    f"{name} is {limit:g}",
+                )
+
+
+def _drawn(z: float, config: RunConfig) -> str:
+    return f"{z:g}, of noise that a seed gives away," if config.insecure_seeded_noise else f"{z:g}"
+
+
+def read_policy(path: Path) -> Policy:
+    """The policy in the file `path`. Raises ConfigError, one line."""
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+        keys = [kebab(name) for name in Policy.model_fields]
+        check_known(values, keys, f"a policy's are {', '.join(keys)}")
+        return Policy.model_validate(values)
+    except OSError as error:
+        raise ConfigError(f"policy {path} cannot be read: {error.strerror}") from None
+    except ValidationError as error:
+        raise ConfigError(f"policy {path}: {one_line(error)}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"policy {path} is not valid TOML: {error}") from None
+    except ConfigError as error:
+        raise ConfigError(f"policy {path}: {error}") from None

@@ -1,0 +1,203 @@
+"""A client's ledger: what it has sent adds up over rounds, runs, restarts and programs."""
+
+import math
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import dp_accounting
+import pytest
+from dp_accounting.rdp import RdpAccountant
+from policy_client import AT_CLIENTS, COHORT, DP_SGD, Client, enrolment, run_config
+
+from client_app import app as client_app
+from client_app.client_ledger import ClientLedger, LedgerUnusable, Sent
+from client_app.policy import PolicyRefusal
+from strategies.accounting import Release
+
+DELTA = 1e-5
+
+
+def epsilon(event: dp_accounting.DpEvent, count: int) -> float:
+    """By another library, from the events alone."""
+    accountant = RdpAccountant()
+    accountant.compose(event, count)
+    return float(accountant.get_epsilon(DELTA))
+
+
+@pytest.mark.parametrize("policy", [None, "max-rounds = 1000"])
+def test_a_round_is_answered_once_in_order_and_only_where_the_run_has_it(
+    tmp_path: Path, policy: str | None
+) -> None:
+    client, config = Client(tmp_path, policy), run_config(AT_CLIENTS)
+    assert client.train(config, 3).has_content()
+    for again in (3, 2):
+        assert f"round {again} comes after round 3 of the same run" in client.refusal(config, again)
+    for outside in (0, -1, 51, 10**6):
+        assert f"round {outside} is not among the 50" in client.refusal(config, outside)
+    assert client.train(config, 4).has_content()
+    # Another run has rounds of its own; what they cost adds up.
+    assert client.train(config, 3, run_id=2).has_content()
+    sent = client.sent()
+    assert (sent.rounds, sent.last_round) == (3, {"1": 4, "2": 3})
+    # z/(2 √s) of what was asked for.
+    assert sent.local == [(Release(4.0 / (2 * math.sqrt(COHORT))), 3)]
+
+
+def test_rounds_of_all_runs_add_up_to_max_rounds(tmp_path: Path) -> None:
+    client, config = Client(tmp_path, "max-rounds = 3"), run_config(AT_CLIENTS)
+    for run_id, server_round in ((1, 1), (2, 1), (3, 1)):
+        assert enrolment(client, config) == ""
+        assert client.train(config, server_round, run_id).has_content()
+    assert "as many rounds as its max-rounds allows" in client.refusal(config, 1, run_id=4)
+    assert "as many rounds as its max-rounds allows" in enrolment(client, config)
+
+
+def test_the_local_epsilon_of_all_runs_is_the_other_librarys(tmp_path: Path) -> None:
+    """One message is a Gaussian of multiplier z/(2 √s): how many fit a budget."""
+    z, cohort, fit = 40.0, 4, 5
+    event = dp_accounting.GaussianDpEvent(z / (2 * math.sqrt(cohort)))
+    limit = (epsilon(event, fit) + epsilon(event, fit + 1)) / 2
+    client = Client(tmp_path, f"max-local-epsilon = {limit}\ndelta = {DELTA}")
+    config = run_config(AT_CLIENTS)
+    for run_id in range(fit):
+        assert client.train(config, 1 + run_id % 2, run_id, z=z).has_content()
+    assert "pass the client's max-local-epsilon" in client.refusal(config, 40, 1, z=z)
+    # A larger cohort leaves each client less noise, and so costs more.
+    assert "pass the client's max-local-epsilon" in client.refusal(config, 40, 7, z=z)
+
+
+def test_the_epsilon_of_an_example_is_the_other_librarys(tmp_path: Path) -> None:
+    """K steps a round of a Poisson-subsampled Gaussian, over two runs."""
+    gaussian = dp_accounting.GaussianDpEvent(2.0)
+    event = dp_accounting.PoissonSampledDpEvent(0.1, gaussian)
+    limit = (epsilon(event, 3 * 4) + epsilon(event, 3 * 5)) / 2
+    client = Client(tmp_path, f"max-sample-epsilon = {limit}\ndelta = {DELTA}")
+    config = run_config(DP_SGD)
+    for run_id, server_round in ((1, 1), (1, 2), (2, 1), (2, 2)):
+        assert client.train(config, server_round, run_id).has_content()
+    assert "pass the client's max-sample-epsilon" in client.refusal(config, 3, 2)
+    # A run without DP-SGD tells of an example what it tells of all of them.
+    assert client.sent().sample == [(Release(2.0, sample_rate=0.1), 12)]
+
+
+def test_what_was_sent_before_there_was_a_policy_counts(tmp_path: Path) -> None:
+    config = run_config(AT_CLIENTS)
+    plain = run_config(AT_CLIENTS, algorithm="gfedavg", epsilon=0.0, clip_norm=0.0)
+    plain = plain.model_copy(update={"noise_location": "server"})
+    assert Client(tmp_path).train(plain, 1, run_id=9).has_content()
+    client = Client(tmp_path, "max-local-epsilon = 1000.0")
+    assert "pass the client's max-local-epsilon" in client.refusal(config, 1)
+    assert "pass the client's max-local-epsilon" in enrolment(client, config)
+
+
+def test_the_charge_is_on_disk_before_anything_can_leave(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever dies while training has been charged, and does not answer the round later."""
+    client, config = Client(tmp_path, "max-rounds = 2"), run_config(AT_CLIENTS)
+
+    def die(*_: object) -> None:
+        assert client.sent().rounds == 1
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(client_app, "noised_models", die)
+        with pytest.raises(KeyboardInterrupt):
+            client.train(config, 1)
+    assert "comes after round 1" in client.refusal(config, 1)
+    assert client.train(config, 2).has_content()
+    assert "max-rounds" in client.refusal(config, 3)
+
+
+def test_several_programs_of_a_client_at_once_lose_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.json"
+    charge = (Release(1.0), 1)
+
+    def answer(number: int) -> bool:
+        def count(sent: Sent) -> None:
+            if "7" in sent.last_round:
+                raise PolicyRefusal("answered before")
+            sent.add(7, 1, charge, charge)
+
+        try:
+            ClientLedger(path).change(count)
+        except PolicyRefusal:
+            ClientLedger(path).change(lambda sent: sent.add(100 + number, 1, charge, charge))
+            return False
+        return True
+
+    with ThreadPoolExecutor(8) as threads:
+        answered = list(threads.map(answer, range(24)))
+    assert sum(answered) == 1
+    sent = ClientLedger(path).read()
+    assert (sent.rounds, len(sent.last_round)) == (24, 24)
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_ledger_behind_a_link_is_the_ledger(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "ledger.json").symlink_to(tmp_path / "real" / "ledger.json")
+    client, config = Client(tmp_path, "max-rounds = 1"), run_config(AT_CLIENTS)
+    client.node["ledger"] = str(tmp_path / "ledger.json")
+    client.ledger = tmp_path / "real" / "ledger.json"
+    assert client.train(config, 1).has_content()
+    assert (tmp_path / "ledger.json").is_symlink()
+    assert "max-rounds" in client.refusal(config, 2)
+
+
+def _damage(text: str) -> Callable[[Path], object]:
+    return lambda path: path.write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (_damage("{"), "is damaged"),
+        (_damage("[]"), "is damaged"),
+        (_damage('{"format": 1, "charges": []}'), "is not a client's ledger"),
+        (_damage('{"format": 1, "kind": "client", "rounds": -1}'), "is damaged"),
+        (
+            _damage(
+                '{"format": 1, "kind": "client", "rounds": 2, "last_round": {}, "local": [], '
+                '"sample": []}'
+            ),
+            "rounds = 2, but 0 are charged",
+        ),
+        (lambda path: path.mkdir(), "cannot be"),
+    ],
+)
+def test_without_a_ledger_that_can_be_kept_nothing_is_sent(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    spoil: Callable[[Path], object],
+    said: str,
+) -> None:
+    client, config = Client(tmp_path, "max-rounds = 5"), run_config(AT_CLIENTS)
+    client.ledger.parent.mkdir()
+    spoil(client.ledger)
+    with pytest.raises(LedgerUnusable):
+        client.sent()
+    with pytest.raises(ValueError) as refused:
+        client.train(config, 1)
+    # Where on its machine a client keeps its files is its own affair.
+    assert str(refused.value) == "the client's policy or ledger cannot be used"
+    assert str(client.ledger) in caplog.text
+    assert said in caplog.text
+    assert enrolment(client, config) == "the client's policy or ledger cannot be used"
+
+
+def test_a_policy_needs_a_ledger_and_must_be_there(tmp_path: Path) -> None:
+    config = run_config(AT_CLIENTS)
+    without = Client(tmp_path, "max-rounds = 5", ledger=False)
+    lost = Client(tmp_path, "max-rounds = 5")
+    lost.node["policy"] = str(tmp_path / "no-policy.toml")
+    for client in (without, lost):
+        assert enrolment(client, config) == "the client's policy or ledger cannot be used"
+
+
+def test_without_policy_and_ledger_nothing_changes(tmp_path: Path) -> None:
+    client, config = Client(tmp_path, ledger=False), run_config(AT_CLIENTS)
+    for server_round in (1, 1, 10**6):
+        assert client.train(config, server_round).has_content()
+    assert list(tmp_path.iterdir()) == []
