@@ -293,7 +293,7 @@ def _reseed() -> None:
     random.seed()
     numpy = sys.modules.get("numpy")
     if numpy is not None:
-        numpy.random.seed(int.from_bytes(os.urandom(4), "little"))
+        numpy.random.seed(numpy.frombuffer(os.urandom(32), dtype=numpy.uint32))
 
 
 def _end(code: int) -> NoReturn:
