@@ -1,11 +1,16 @@
 """`blackthorn calibrate`: settings from formulas instead of trials."""
 
-from typing import Annotated, Literal
+from fractions import Fraction
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.console import Console
 
 from server_app.config import ConfigError
+
+if TYPE_CHECKING:
+    from strategies.accounting import Release
 
 app = typer.Typer(
     help="Settings from formulas instead of trials.\n\n"
@@ -14,6 +19,12 @@ app = typer.Typer(
 )
 console = Console()
 
+# What each kind of neighbours is for, in the order of the table's columns.
+_RELATIONS = {
+    "add-remove": "one client is there or not: participation = poisson, or full",
+    "zero-out": "one client's contributions are zero: fixed or full; no amplification by sampling",
+    "replace-one": "one client is another: fixed or full; sensitivity 2 x clip-norm",
+}
 _NAMES = {"pr": "FAT-Clipping-PR", "pi": "FAT-Clipping-PI"}
 
 
@@ -56,37 +67,57 @@ def dp(
     rounds: Annotated[int, typer.Option(help="Communication rounds T.")],
     delta: Annotated[float, typer.Option(help="delta of the budget.")] = 1e-5,
     sample_rate: Annotated[
-        float, typer.Option(help="Probability q with which a client joins a round (Poisson).")
+        float,
+        typer.Option(
+            help="Probability q with which a client joins a round (Poisson), or the share of them "
+            "that a fixed cohort has."
+        ),
     ] = 1.0,
     accountant: Annotated[
         str | None, typer.Option(help="One of rdp, prv, pld; without it: all of them.")
     ] = None,
 ) -> None:
-    """The noise multiplier that a privacy budget asks for, under each accountant.
+    """The noise multiplier that a privacy budget asks for, by accountant and by neighbours.
 
     Example: blackthorn calibrate dp --epsilon 5 --delta 1e-5 --sample-rate 0.2 --rounds 100
     """
-    from strategies.accounting import ACCOUNTANTS, calibrate_noise_multiplier
+    from strategies.accounting import ACCOUNTANTS, calibrate
 
     if accountant is not None and accountant not in ACCOUNTANTS:
         allowed = ", ".join(ACCOUNTANTS)
         raise ConfigError(f"accountant = {accountant!r} is not allowed: {allowed}")
     lines = [
-        f"epsilon = {epsilon:g}, delta = {delta:g}: {rounds} rounds, each client joins with "
-        f"probability {sample_rate:g} (neighbours: one client added or removed)",
+        f"epsilon = {epsilon:g}, delta = {delta:g}: noise-multiplier z for {rounds} rounds that "
+        f"each ask a share {sample_rate:g} of the clients",
         "",
-        f"{'accountant':12}{'noise-multiplier':>18}",
+        f"{'accountant':12}" + "".join(f"{kind:>14}" for kind in _RELATIONS),
     ]
     for name in ACCOUNTANTS:
         if accountant not in (None, name):
             continue
         try:
-            z = calibrate_noise_multiplier(epsilon, delta, sample_rate, rounds, name)
+            found = [
+                calibrate(epsilon, delta, partial(_release, kind, sample_rate), rounds, name)
+                for kind in _RELATIONS
+            ]
         except ValueError as error:
             raise ConfigError(str(error)) from error
-        lines.append(f"{name:12}{z:18.4f}")
+        lines.append(f"{name:12}" + "".join(f"{z:14.4f}" for z in found))
+    lines += ["", *(f"{kind:12}  {meaning}" for kind, meaning in _RELATIONS.items())]
     lines += ["", "The noise of a round's sum has the standard deviation z x clip-norm."]
     console.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
+
+
+def _release(neighbours: str, sample_rate: float, noise_multiplier: float) -> "Release":
+    from strategies.accounting import Release
+
+    if neighbours == "add-remove":
+        return Release(noise_multiplier, sample_rate=sample_rate)
+    if neighbours == "zero-out":
+        return Release(noise_multiplier)
+    # The sensitivity is 2 clip-norm; what is drawn enters as a share alone.
+    share = Fraction(sample_rate).limit_denominator(10**6)
+    return Release(noise_multiplier / 2, drawn=share.as_integer_ratio())
 
 
 def _schedule(

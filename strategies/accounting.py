@@ -1,18 +1,21 @@
 """What (ε, δ) a sequence of Gaussian releases costs, and how much noise a budget asks for.
 
-Releases are inert data; the accounting itself is that of two libraries: Opacus for Rényi
-accounting (RDP) and numerical composition (PRV), dp-accounting for privacy loss distributions
-(PLD) and for cohorts of fixed size. Every figure is an upper bound on ε; outside of the numerical
-range of PRV and PLD the RDP figure, which is larger, is given instead, with a warning.
+The accounting itself is that of two libraries: Opacus for Rényi accounting (RDP) and numerical
+composition (PRV), dp-accounting for privacy loss distributions (PLD) and for cohorts of fixed size.
+Every figure is an upper bound on ε, and the least that is known: where PRV is out of its numerical
+range PLD answers, where PLD is RDP does, with a warning, and no accountant answers worse than RDP.
 """
 
 import logging
 import math
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
+
+from .privacy_loss import composed_epsilon, gaussian_epsilon
+from .release import Charge, Release
 
 Accountant = Literal["rdp", "prv", "pld"]
 ACCOUNTANTS: tuple[Accountant, ...] = ("rdp", "prv", "pld")
@@ -24,47 +27,22 @@ _ORDERS = (
     *range(11, 64),
     *(64, 72, 80, 96, 112, 128, 160, 192, 256, 384, 512, 768, 1024),
 )
+# Without replacement the bound is for integers, interpolated in between.
+_DRAWN_ORDERS = (*range(2, 13), 14, 16, 20, 24, 28, 32, 40, 48, 64, 96, 128, 256)
 # Where PRV and PLD are trusted: beyond, their grids grow to gigabytes or drown in rounding.
+# (Without sampling they need no grid.)
 _LARGEST_EPSILON = 100.0
+# Below, its square is no number, and epsilon beyond all of them.
+_NO_NOISE = 1e-150
 _SMALLEST_MULTIPLIER = 0.1
 _SMALLEST_DELTA = 1e-10
 _MUCH_NOISE = 20.0
 _LEAST_EPSILON = 0.01
+# PRV's error in ε: this part of it, and this at most; what is reported includes it.
 _PRV_ERROR = 0.01
-_PRV_LARGEST_GRID = 2**24
-
-
-@dataclass(frozen=True)
-class Release:
-    """One noised sum: N(0, (z S)² I) on a sum that neighbouring populations move by at most S.
-
-    `noise_multiplier` z is relative to that sensitivity S. `sample_rate` q: each client joined on
-    its own with probability q (neighbours: one client added or removed). `drawn` = (n, m): n of m
-    clients were drawn without replacement (neighbours: one client replaced by another). With
-    q = 1 and nothing drawn there is no amplification by sampling.
-
-    Raises ValueError for values out of range.
-    """
-
-    noise_multiplier: float
-    sample_rate: float = 1.0
-    drawn: tuple[int, int] | None = None
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.noise_multiplier < math.inf:
-            raise ValueError(
-                f"noise multiplier = {self.noise_multiplier} is not allowed: 0 or more, finite"
-            )
-        if not 0 < self.sample_rate <= 1:
-            raise ValueError(f"sample rate = {self.sample_rate} is not allowed: 0 to 1, not 0")
-        if self.drawn is not None and not 1 <= self.drawn[0] <= self.drawn[1]:
-            raise ValueError(
-                f"a cohort of {self.drawn[0]} of {self.drawn[1]} clients is not allowed: "
-                "from 1 to all of them"
-            )
-
-
-Charge = tuple[Release, int]
+_PRV_LARGEST_GRID = 2**22
+# Opacus integrates the mean loss of one round in 22 pieces, to 1.49e-8 each.
+_PRV_MEAN_ERROR = 22 * 1.49e-8
 
 
 @dataclass(frozen=True)
@@ -81,33 +59,15 @@ def spent(charges: Sequence[Charge], delta: float, accountant: Accountant = "rdp
     Infinite where there is a release without noise. Raises ValueError for a delta outside (0, 1),
     an unknown accountant, or both kinds of neighbours in one sum.
     """
-    check_delta(delta)
-    if accountant not in ACCOUNTANTS:
-        raise ValueError(f"accountant = {accountant!r} is not allowed: {', '.join(ACCOUNTANTS)}")
-    counted = _merged(charges)
-    drawn = [release for release, _ in counted if release.drawn is not None]
-    if drawn and any(release.sample_rate < 1 for release, _ in counted):
-        raise ValueError("Poisson and fixed cohorts have different neighbours: no common figure")
-    if not counted:
-        return Figure(0.0, accountant)
-    if any(release.noise_multiplier == 0 for release, _ in counted):
-        return Figure(math.inf, accountant)
-    upper = _rdp_epsilon(counted, delta)
-    if accountant == "rdp":
-        return Figure(upper, "rdp")
-    compute = _prv_epsilon if accountant == "prv" else _pld_epsilon
-    try:
-        problem = _out_of_range(counted, delta, upper, bool(drawn))
-        epsilon = math.nan if problem else compute(counted, delta)
-        problem = problem or ("" if 0 <= epsilon < math.inf else f"its answer is {epsilon}")
-    except (ArithmeticError, MemoryError, RuntimeError, ValueError) as error:
-        problem = f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
+    figure, problem = _answer(charges, delta, accountant)
     if problem:
         logger.warning(
-            "accountant %s is out of its range (%s): the figure is RDP's", accountant, problem
+            "accountant %s is out of its range (%s): the figure is %s's",
+            accountant,
+            problem,
+            figure.accountant,
         )
-        return Figure(upper, "rdp")
-    return Figure(epsilon, accountant)
+    return figure
 
 
 def calibrate_noise_multiplier(
@@ -142,13 +102,15 @@ def calibrate(
         raise ValueError(f"rounds = {rounds} is not allowed: at least 1")
 
     def excess(z: float, by: Accountant) -> float:
-        return spent([(release(z), rounds)], delta, by).epsilon - epsilon
+        return _answer([(release(z), rounds)], delta, by)[0].epsilon - epsilon
 
-    upper = _smallest(lambda z: excess(z, "rdp"), 1.0, epsilon)
-    if accountant == "rdp":
-        return upper
-    # The others ask for less noise than RDP, and cost more to ask.
-    return _smallest(lambda z: excess(z, accountant), upper, epsilon)
+    found = _smallest(lambda z: excess(z, "rdp"), 1.0, epsilon)
+    if accountant != "rdp":
+        # The others ask for less noise than RDP, and cost more to ask.
+        found = _smallest(lambda z: excess(z, accountant), found, epsilon)
+        # Says once who answered.
+        spent([(release(found), rounds)], delta, accountant)
+    return found
 
 
 def _smallest(excess: Callable[[float], float], start: float, epsilon: float) -> float:
@@ -179,6 +141,46 @@ def check_delta(delta: float) -> None:
         raise ValueError(f"delta = {delta} is not allowed: between 0 and 1")
 
 
+def _answer(charges: Sequence[Charge], delta: float, accountant: Accountant) -> tuple[Figure, str]:
+    """The figure, and why another accountant than the one asked for gave it ("": it did not)."""
+    check_delta(delta)
+    if accountant not in ACCOUNTANTS:
+        raise ValueError(f"accountant = {accountant!r} is not allowed: {', '.join(ACCOUNTANTS)}")
+    counted = _merged(charges)
+    drawn = any(release.drawn is not None for release, _ in counted)
+    if drawn and any(release.sample_rate < 1 for release, _ in counted):
+        raise ValueError("Poisson and fixed cohorts have different neighbours: no common figure")
+    if not counted:
+        return Figure(0.0, accountant), ""
+    if any(release.noise_multiplier < _NO_NOISE for release, _ in counted):
+        return Figure(math.inf, accountant), ""
+    upper = Figure(_rdp_epsilon(counted, delta), "rdp")
+    return (upper, "") if accountant == "rdp" else _composed(accountant, counted, delta, upper)
+
+
+def _composed(
+    accountant: Accountant, charges: Sequence[Charge], delta: float, upper: Figure
+) -> tuple[Figure, str]:
+    """As `_answer`, by PRV or PLD: never worse than `upper`, RDP's."""
+    try:
+        problem = _out_of_range(accountant, charges, delta, upper.epsilon)
+        compute = _prv_epsilon if accountant == "prv" else composed_epsilon
+        if all(_is_whole(release) for release, _ in charges):
+            # Then both compose the same normal law, without any grid.
+            problem, compute = "", gaussian_epsilon
+        epsilon = math.nan if problem else compute(charges, delta)
+        problem = problem or ("" if 0 <= epsilon < math.inf else f"its answer is {epsilon}")
+    except (ArithmeticError, MemoryError, RuntimeError, ValueError, Warning) as error:
+        problem = f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
+    if not problem:
+        figure = Figure(epsilon, accountant)
+    elif accountant == "prv":
+        figure, _ = _composed("pld", charges, delta, upper)
+    else:
+        figure = upper
+    return min(figure, upper, key=lambda one: one.epsilon), problem
+
+
 def _merged(charges: Sequence[Charge]) -> list[Charge]:
     total: dict[Release, int] = {}
     for release, count in charges:
@@ -189,9 +191,18 @@ def _merged(charges: Sequence[Charge]) -> list[Charge]:
     return list(total.items())
 
 
-def _out_of_range(charges: Sequence[Charge], delta: float, upper: float, drawn: bool) -> str:
-    if drawn:
-        return "only RDP accounts for cohorts drawn without replacement"
+def _is_whole(release: Release) -> bool:
+    """Whether everybody takes part: there is nothing that sampling could amplify."""
+    if release.drawn is not None:
+        return release.drawn[0] == release.drawn[1]
+    return release.sample_rate == 1
+
+
+def _out_of_range(
+    accountant: Accountant, charges: Sequence[Charge], delta: float, upper: float
+) -> str:
+    if accountant == "prv" and any(release.drawn is not None for release, _ in charges):
+        return "it knows no cohorts drawn without replacement"
     if delta < _SMALLEST_DELTA:
         return f"delta = {delta:g} is below {_SMALLEST_DELTA:g}"
     if upper > _LARGEST_EPSILON:
@@ -203,8 +214,15 @@ def _out_of_range(charges: Sequence[Charge], delta: float, upper: float, drawn: 
 
 
 def _rdp_epsilon(charges: Sequence[Charge], delta: float) -> float:
+    whole = [(replace(release, drawn=None), count) for release, count in charges]
+    epsilon = _rdp_epsilon_poisson(whole, delta)
     if any(release.drawn is not None for release, _ in charges):
-        return _rdp_epsilon_drawn(tuple(charges), delta)
+        # Its bound can be worse than none: drawing never costs.
+        epsilon = min(epsilon, _rdp_epsilon_drawn(tuple(charges), delta))
+    return epsilon
+
+
+def _rdp_epsilon_poisson(charges: Sequence[Charge], delta: float) -> float:
     from opacus.accountants.analysis.rdp import get_privacy_spent
 
     curve = [0.0] * len(_ORDERS)
@@ -241,7 +259,7 @@ def _rdp_epsilon_drawn(charges: tuple[Charge, ...], delta: float) -> float:
     from dp_accounting.rdp import RdpAccountant
 
     relation = dp_accounting.NeighboringRelation.REPLACE_ONE
-    accountant = RdpAccountant(neighboring_relation=relation)
+    accountant = RdpAccountant(_DRAWN_ORDERS, relation)
     for release, count in charges:
         event: dp_accounting.DpEvent = dp_accounting.GaussianDpEvent(release.noise_multiplier)
         if release.drawn is not None:
@@ -252,29 +270,33 @@ def _rdp_epsilon_drawn(charges: tuple[Charge, ...], delta: float) -> float:
 
 
 def _prv_epsilon(charges: Sequence[Charge], delta: float) -> float:
+    """ε with PRV's own error, which is 1 % of it or less."""
+    error = _PRV_ERROR * min(1.0, _rdp_epsilon(charges, delta))
+    while True:
+        epsilon = _prv_epsilon_within(error, charges, delta)
+        # By RDP's figure it may have been far too coarse; ends where the grid is too large.
+        if not error > 2 * _PRV_ERROR * epsilon:
+            return epsilon
+        error = _PRV_ERROR * epsilon
+
+
+def _prv_epsilon_within(error: float, charges: Sequence[Charge], delta: float) -> float:
     from opacus.accountants import PRVAccountant
+    from scipy.integrate import IntegrationWarning
 
     total = sum(count for _, count in charges)
-    mesh = _PRV_ERROR / math.sqrt(total * math.log(12 / (delta / 1000)) / 2)
+    mean_error = total * _PRV_MEAN_ERROR
+    if mean_error > error:
+        raise ArithmeticError(f"the mean loss is known to {mean_error:.2g}")
+    mesh = error / math.sqrt(total * math.log(12 / (delta / 1000)) / 2)
     reach = 2 * (_rdp_epsilon(charges, delta / 4000) + 3)
     if reach / mesh > _PRV_LARGEST_GRID:
         raise ArithmeticError(f"a grid of {reach / mesh:.3g} points")
     accountant = PRVAccountant()
     accountant.history = [(r.noise_multiplier, r.sample_rate, count) for r, count in charges]
     with warnings.catch_warnings():
-        # Opacus takes logarithms of 0 in branches whose values it then discards.
-        warnings.simplefilter("ignore", RuntimeWarning)
-        return float(accountant.get_epsilon(delta, eps_error=_PRV_ERROR))
-
-
-def _pld_epsilon(charges: Sequence[Charge], delta: float) -> float:
-    import dp_accounting
-    from dp_accounting.pld import PLDAccountant
-
-    accountant = PLDAccountant(dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE)
-    for release, count in charges:
-        event: dp_accounting.DpEvent = dp_accounting.GaussianDpEvent(release.noise_multiplier)
-        if release.sample_rate < 1:
-            event = dp_accounting.PoissonSampledDpEvent(release.sample_rate, event)
-        accountant.compose(event, count)
-    return float(accountant.get_epsilon(delta))
+        # Opacus takes logarithms of 0 in branches whose values it then discards, and says of its
+        # own grid that an order is its last one.
+        warnings.simplefilter("ignore")
+        warnings.simplefilter("error", IntegrationWarning)
+        return float(accountant.get_epsilon(delta, eps_error=error)) + mean_error

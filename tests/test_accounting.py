@@ -188,9 +188,8 @@ def test_nothing_and_everything() -> None:
 @pytest.mark.parametrize(
     ("charges", "delta", "why"),
     [
-        ([(Release(0.05), 3)], DELTA, "epsilon is beyond"),
+        ([(Release(0.05, 0.5), 3)], DELTA, "epsilon is beyond"),
         ([(Release(1.0, 0.5), 10)], 1e-12, "delta"),
-        ([(FIXED, 10)], DELTA, "without replacement"),
         ([(Release(0.09, 1e-4), 1)], DELTA, "0.09"),
     ],
 )
@@ -221,8 +220,20 @@ def test_a_library_that_fails_costs_tightness_and_nothing_else(
     monkeypatch.setattr(PRVAccountant, "get_epsilon", broken)
     charges = [(Release(1.0, 0.1), 100)]
     with caplog.at_level(logging.WARNING, logger="blackthorn"):
+        assert spent(charges, DELTA, "prv") == spent(charges, DELTA, "pld")
+    assert "the figure is pld's" in caplog.text
+    monkeypatch.setattr(accounting, "composed_epsilon", lambda *_: broken(None, DELTA))  # type: ignore[arg-type]
+    with caplog.at_level(logging.WARNING, logger="blackthorn"):
         assert spent(charges, DELTA, "prv") == spent(charges, DELTA, "rdp")
-    assert "the figure is RDP's" in caplog.text
+    assert "the figure is rdp's" in caplog.text
+
+
+def test_prv_leaves_cohorts_without_replacement_to_pld(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, logger="blackthorn"):
+        figure = spent([(FIXED, 10)], DELTA, "prv")
+    assert figure == spent([(FIXED, 10)], DELTA, "pld")
+    assert figure.accountant == "pld"
+    assert "without replacement" in caplog.text
 
 
 @pytest.mark.parametrize(

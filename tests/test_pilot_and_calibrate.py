@@ -12,6 +12,7 @@ import pytest
 from launch.cli import main
 from launch.pilot import NormRecorder, pilot_report
 from server_app.run_folder import read_metrics
+from strategies import Release, spent
 
 RECIPE = """\
 algorithm = "ce-fedavg"
@@ -234,6 +235,29 @@ def test_calibrate_dp_prints_z_under_every_accountant(blackthorn: Command) -> No
         assert blackthorn.number(rf"{name} +(\S+)") == pytest.approx(golden, rel=0.01)
     assert blackthorn("calibrate", "dp", *budget, "--accountant", "rdp") == 0
     assert "prv" not in blackthorn.out
+
+
+def test_calibrate_dp_says_what_each_neighbour_relation_costs(blackthorn: Command) -> None:
+    budget = ("--epsilon", "5", "--sample-rate", "0.2", "--rounds", "50", "--accountant", "pld")
+    assert blackthorn("calibrate", "dp", *budget) == 0
+    heads = blackthorn.out.splitlines()[2].split()
+    assert heads == ["accountant", "add-remove", "zero-out", "replace-one"]
+    found = re.search(r"^pld +(\S+) +(\S+) +(\S+)$", blackthorn.out, re.MULTILINE)
+    assert found
+    poisson, zero_out, replace_one = map(float, found.groups())
+    charges = [
+        (Release(poisson, sample_rate=0.2), 50),
+        (Release(zero_out), 50),
+        (Release(replace_one / 2, drawn=(20, 100)), 50),
+    ]
+    for charge in charges:
+        assert spent([charge], 1e-5, "pld").epsilon == pytest.approx(5.0, rel=2e-3)
+    # Twice the sensitivity.
+    assert 2 * poisson < replace_one < 2.3 * poisson
+    # The exact Gaussian: 8.919 for 100 rounds at this budget (arXiv 2306.08153's comparison).
+    assert zero_out == pytest.approx(8.919 / math.sqrt(2), rel=1e-3)
+    for kind in heads[1:]:
+        assert re.search(rf"^{kind} +one client", blackthorn.out, re.MULTILINE)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,37 @@
+"""What a round releases, as inert data: accountants interpret it."""
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Release:
+    """One noised sum: N(0, (z S)² I) on a sum that neighbouring populations move by at most S.
+
+    `noise_multiplier` z is relative to that sensitivity S. `sample_rate` q: each client joined on
+    its own with probability q (neighbours: one client added or removed). `drawn` = (n, m): n of m
+    clients were drawn without replacement (neighbours: one client replaced by another). With
+    q = 1 and nothing drawn there is no amplification by sampling.
+
+    Raises ValueError for values out of range.
+    """
+
+    noise_multiplier: float
+    sample_rate: float = 1.0
+    drawn: tuple[int, int] | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.noise_multiplier < math.inf:
+            raise ValueError(
+                f"noise multiplier = {self.noise_multiplier} is not allowed: 0 or more, finite"
+            )
+        if not 0 < self.sample_rate <= 1:
+            raise ValueError(f"sample rate = {self.sample_rate} is not allowed: 0 to 1, not 0")
+        if self.drawn is not None and not 1 <= self.drawn[0] <= self.drawn[1]:
+            raise ValueError(
+                f"a cohort of {self.drawn[0]} of {self.drawn[1]} clients is not allowed: "
+                "from 1 to all of them"
+            )
+
+
+Charge = tuple[Release, int]
