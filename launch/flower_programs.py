@@ -10,13 +10,16 @@ SuperNode and SuperExec wait a fixed 3, 1 and 0.5 seconds between two looks for 
 sees a message a moment before its content has arrived waits a second for it. Flower has no option
 for these times. `supernode`, `superexec` and `serverapp` are the same programs with the waits
 capped at BLACKTHORN_POLL_SECONDS; `clientapp` unpacks an app once and not for every message;
-`superlink` takes no message that only a liar would send, and tells the nodes nothing of a run's
-configuration that is the server's business alone.
+`superlink` takes no message that only a liar would send, tells the nodes nothing of a run's
+configuration that is the server's business alone, and waits for a locked database
+(`superlink_store.py`); `superexec` waits as well, and under `blackthorn server` a ServerApp lives
+by itself (`serverapp_process.py`).
 Everything else about them is Flower's own.
 """
 
 import hashlib
 import importlib
+import importlib.metadata
 import os
 import shlex
 import sys
@@ -25,6 +28,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, cast
 
+from . import serverapp_process, superlink_store
 from .fork_server import load_entry, run_entry
 
 if TYPE_CHECKING:
@@ -54,6 +58,8 @@ BOUNDED_ENTRIES = {"flower-superlink": f"{__name__}:superlink"}
 APP_ID = "blackthorn/blackthorn"
 # Flower's nodes send arrays in chunks of 5 MiB, and an app's bundle has at most 10 MB.
 _LARGEST_MESSAGE = 64 * 2**20
+# What is changed here is private to Flower: it is known in these versions, and in no others.
+_KNOWN = (1, 33), (1, 35)
 _PACKAGE_ROOT = Path(__file__).resolve().parents[__name__.count(".")]
 
 
@@ -68,6 +74,18 @@ class _PacedTime(ModuleType):
 
 def _poll_seconds() -> float:
     return float(os.environ[POLL_VARIABLE])
+
+
+def check_flower() -> None:
+    """RuntimeError unless the installed Flower is one whose inside is known."""
+    version = importlib.metadata.version("flwr")
+    found = tuple(int(part) for part in version.split(".")[:2])
+    if not _KNOWN[0] <= found < _KNOWN[1]:
+        low, high = (".".join(map(str, known)) for known in _KNOWN)
+        raise RuntimeError(
+            f"flwr {version} is installed, whose programs cannot be adapted: install "
+            f"flwr>={low},<{high}"
+        )
 
 
 def _cap_sleeps(module: str) -> None:
@@ -90,13 +108,17 @@ def supernode() -> None:
 
 
 def superexec() -> None:
-    """`flower-superexec` that looks for tasks every BLACKTHORN_POLL_SECONDS."""
+    """`flower-superexec` that looks for tasks every BLACKTHORN_POLL_SECONDS, and waits for them."""
+    check_flower()
+    serverapp_process.adapt_superexec()
     _cap_sleeps("flwr.supercore.superexec.run_superexec")
     load_entry(STANDARD_ENTRIES["flower-superexec"])()
 
 
 def serverapp() -> None:
     """`flwr-serverapp` that asks again for a reply's content after BLACKTHORN_POLL_SECONDS."""
+    check_flower()
+    serverapp_process.adapt_serverapp()
     _cap_first_backoff()
     load_entry(STANDARD_ENTRIES["flwr-serverapp"])()
 
@@ -142,6 +164,8 @@ def install_once(fab: bytes, install_dir: Path | None = None, skip_prompt: bool 
 def superlink() -> None:
     """`flower-superlink` that takes no message above 64 MiB, where Flower takes 2 GB, and keeps the
     server's own keys of a run's configuration from the nodes."""
+    check_flower()
+    superlink_store.adapt_superlink()
     module = importlib.import_module("flwr.superlink.cli.flower_superlink")
     vars(module)["GRPC_MAX_MESSAGE_LENGTH"] = _LARGEST_MESSAGE
     _withhold_server_keys()

@@ -26,6 +26,7 @@ class RunLog:
     nodes: dict[int, int] = field(default_factory=dict)
     rejections: dict[int, int] = field(default_factory=dict)
     refusals: dict[str, str] = field(default_factory=dict)
+    _told_to: int = -1
     _news: list[str] = field(default_factory=list)
     _rest: str = ""
 
@@ -65,8 +66,11 @@ class RunLog:
         elif kind == "failed":
             self.failure, self.misconfigured = value["reason"], value["configuration"]
         elif kind == "round":
-            for rejection in value["rejected"]:
+            # A ServerApp that goes on tells the rounds again: their lines may have been lost.
+            if value["round"] <= self._told_to:
+                return
+            for rejection in value.get("rejected", ()):
                 client = rejection["client"]
                 self.rejections[client] = self.rejections.get(client, 0) + 1
-            self.last_round = value["round"]
+            self._told_to = self.last_round = value["round"]
             yield value

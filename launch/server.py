@@ -32,6 +32,10 @@ def server(
     control: Annotated[
         str, typer.Option(help="Address for operators; whoever reaches it commands everything.")
     ] = "127.0.0.1:9093",
+    resume: Annotated[
+        bool,
+        typer.Option(help="Go on with runs whose ServerApp, server or machine ended under way."),
+    ] = True,
     insecure: Insecure = False,
     i_know: IKnow = False,
 ) -> None:
@@ -58,6 +62,7 @@ def server(
         control=parse_address(control, "--control", 9093),
         certs=certs.resolve() if certs is not None else None,
         state=state.resolve(),
+        resume=resume,
     )
     serve(settings)
 
@@ -71,6 +76,7 @@ class ServerSettings:
     control: Address
     certs: Path | None
     state: Path
+    resume: bool = True
 
 
 def serve(settings: ServerSettings) -> None:
@@ -92,7 +98,7 @@ def serve(settings: ServerSettings) -> None:
 def _run(settings: ServerSettings) -> None:
     from launch.control_api import is_serving
     from launch.ports import LOOPBACK, free_loopback_ports
-    from launch.server_programs import superexec_program, superlink_program
+    from launch.server_programs import serverapp_environment, superexec_program, superlink_program
     from launch.service import say, service, write_secret
 
     secret = write_secret(settings.state / "superexec-secret")
@@ -101,7 +107,7 @@ def _run(settings: ServerSettings) -> None:
     order = ["superexec", "superlink"]
     with service(settings.state / "logs", settings.state, warm=False, stop_order=order) as running:
         supervisor = running.supervisor
-        env = running.workplace.environment("server")
+        env = running.workplace.environment("server", extra=serverapp_environment(settings))
         supervisor.add(superlink_program(settings, apps, health, secret, env))
         say(f"starting; logs and runs are in {settings.state}")
         if supervisor.run(lambda: is_serving(str(health)), _READY_SECONDS):

@@ -1,11 +1,15 @@
 """The two programs of a server, as Flower's own command lines, and their ends in our words."""
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from . import certificates
+from server_app.interrupted import NOTES_VARIABLE
+
+from . import certificates, serverapp_process, superlink_store
 from .addresses import Address
+from .service import say
 from .supervisor import Program, obituary
 
 if TYPE_CHECKING:
@@ -21,6 +25,17 @@ _ENDS = {
     "database is locked": "another program uses superlink.db",
     "No space left on device": "the disk is full",
 }
+
+
+def serverapp_environment(settings: "ServerSettings") -> dict[str, str]:
+    """What SuperLink, SuperExec and ServerApps have to know of how ServerApps live here."""
+    folder = str(settings.state / "serverapps")
+    return {
+        serverapp_process.FOLDER_VARIABLE: folder,
+        serverapp_process.SERVER_VARIABLE: str(os.getpid()),
+        superlink_store.GO_ON_VARIABLE: str(int(settings.resume)),
+        NOTES_VARIABLE: folder,
+    }
 
 
 def superlink_program(
@@ -45,7 +60,7 @@ def superlink_program(
         command += ["--ssl-certfile", str(settings.certs / certificates.SERVER_CERTIFICATE)]
         command += ["--ssl-keyfile", str(settings.certs / certificates.SERVER_KEY)]
         command += ["--enable-supernode-auth"]
-    return Program("superlink", command, env, on_end=superlink_end)
+    return Program("superlink", command, env, on_line=superlink_news, on_end=superlink_end)
 
 
 def superexec_program(apps: Address, secret: Path, env: Mapping[str, str]) -> Program:
@@ -54,6 +69,13 @@ def superexec_program(apps: Address, secret: Path, env: Mapping[str, str]) -> Pr
     command += ["--appio-api-address", str(apps)]
     command += ["--superexec-auth-secret-file", str(secret)]
     return Program("superexec", command, env)
+
+
+def superlink_news(line: str) -> None:
+    """Say what our part of the SuperLink has to say to a person."""
+    _, ours, text = line.partition(superlink_store.NEWS)
+    if ours:
+        say(text)
 
 
 def superlink_end(status: int | None, tail: str) -> str:

@@ -7,6 +7,7 @@ A line is PREFIX and an object with one key, which says what it is:
     {"round": {...}}                                      as in metrics.jsonl and operator.jsonl
     {"summary": {...}}                                    the content of summary.json
     {"failed": {"reason", "configuration"}}               why it ended
+A run that was interrupted, and goes on, begins again and tells its rounds again.
 """
 
 import json
@@ -45,6 +46,15 @@ def tell_round(report: "RoundReport") -> None:
     from server_app.run_folder import operator_entry, round_entry
 
     tell("round", {**round_entry(report), **operator_entry(report)})
+
+
+def tell_again(folder: Path, last_round: int) -> None:
+    """The rounds that are on record up to that one: some may have been told to nobody."""
+    from server_app.run_folder import read_metrics
+
+    for entry in read_metrics(folder):
+        if entry["round"] <= last_round:
+            tell("round", entry)
 
 
 def longest_run(config: RunConfig) -> float:

@@ -27,6 +27,9 @@ _POLL_SECONDS = 0.5
 # How long a round waits for new nodes that may hold a client that is missing.
 _GRACE_SECONDS = 5.0
 _MOST_PROBLEMS = 5
+# What an operator is told of a run that waits.
+WAITING = "waiting for %s connected: %g s (start-timeout) at most"
+PAUSED = "nobody is connected: the run pauses, for %g s (start-timeout) at most"
 
 logger = logging.getLogger("blackthorn")
 
@@ -228,37 +231,56 @@ class ClientRegistry:
         answers with an error is waited for all the same: it may come back with other examples.
         """
         deadline = time.monotonic() + timeout
+        told = False
         while True:
             self.refresh(grid, timeout)
             if len(self.online()) >= num_clients:
                 return
             if time.monotonic() >= deadline:
                 break
+            if not (told or self.awaited()):
+                logger.info(WAITING, f"{num_clients} clients, {len(self.online())} are", timeout)
+                told = True
             time.sleep(min(_POLL_SECONDS, max(0.0, deadline - time.monotonic())))
-        state = f"{len(self.online())} of {num_clients} clients connected within {timeout:g} s"
+        state = (
+            f"{len(self.online())} of {num_clients} clients connected within {timeout:g} s "
+            "(start-timeout)"
+        )
         state += self._missing(num_clients) + self._reasons()
         if len(self.online()) < max(1, minimum):
             raise NotEnoughClients(state)
         logger.warning("%s; going on with those", state)
 
-    def wait_for_any(self, grid: Grid, minimum: int, timeout: float) -> None:
+    def wait_for_any(self, grid: Grid, minimum: int, timeout: float, pause: float) -> None:
         """Refresh; where fewer than `minimum` are connected, give them `timeout` seconds.
 
-        A round that nobody can answer would be over at once, and a run with it. Where clients are
-        missing, new nodes have a moment to say that they hold them.
+        A round that nobody can answer would be over at once, and a run with it: where nobody is
+        connected the run pauses, and NotEnoughClients is raised after `pause` seconds. Where
+        clients are missing, new nodes have a moment to say that they hold them.
         """
         began = time.monotonic()
         asked: set[int] = set()
+        paused = False
         while True:
             asked |= self.refresh(grid, timeout)
             waited = time.monotonic() - began
             online = len(self.online())
             hopeful = online < len(self._clients) and bool(asked & self.awaited())
             if online >= max(1, minimum) and not (hopeful and waited < _GRACE_SECONDS):
-                return
-            if waited >= timeout:
-                return
-            time.sleep(min(_POLL_SECONDS, timeout - waited))
+                break
+            left = (timeout if online else pause) - waited
+            if left <= 0:
+                break
+            if not (online or paused or self.awaited()):
+                logger.warning(PAUSED, pause)
+                paused = True
+            time.sleep(min(_POLL_SECONDS, left))
+        if not online:
+            raise NotEnoughClients(
+                f"nobody has been connected for {pause:g} s (start-timeout){self._reasons()}"
+            )
+        if paused:
+            logger.warning("%d clients are connected: the run goes on", online)
 
     def _missing(self, num_clients: int) -> str:
         if self._identity == "node":

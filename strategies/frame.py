@@ -69,7 +69,8 @@ class FrameOptions(TypedDict, total=False):
         "key" (as "query"; an id stays with the node that had it first, which is what a client's
         registered key means where nodes authenticate).
     num_clients: clients to wait for before the first round (2), at most start_timeout seconds
-        (120); the run goes on with fewer if there are at least min_replies. With identity
+        (120); the run goes on with fewer if there are at least min_replies. A run with nobody
+        connected pauses, and ends after as many seconds. With identity
         "query" or "key" the ids are 0 to num_clients - 1, and others are refused.
     min_replies: accepted replies below which a round leaves the model as it was (1).
     fail_after: rounds in a row below that quorum after which `start` gives up (None: never).
@@ -266,8 +267,8 @@ class FederatedStrategy(Strategy):
         the output iterate; `output_round` says after how many rounds it arose. `from_state`: what
         `state()` was in another process, from the same initial arrays and options: the run goes on
         with the next round, and the result holds the metrics of those that were left.
-        Raises NotEnoughClients if too few clients connect in time, NotEnoughReplies after
-        `fail_after` rounds in a row below the quorum.
+        Raises NotEnoughClients if too few clients connect in time, or nobody is connected for
+        start_timeout seconds, NotEnoughReplies after `fail_after` rounds in a row below the quorum.
         """
         self.summary()
         result = Result()
@@ -402,7 +403,7 @@ class FederatedStrategy(Strategy):
         """Participation and broadcast: fill `self._broadcast`."""
         began = time.monotonic()
         patience = min(self._start_timeout, timeout or self._start_timeout)
-        self._registry.wait_for_any(grid, self._min_replies, patience)
+        self._registry.wait_for_any(grid, self._min_replies, patience, self._start_timeout)
         cohort = self.draw_cohort(self._registry.clients(), server_round)
         shared = {**(config or {}), LOCAL_LR: self._local_lr, NUM_INVITED: len(cohort)}
         content = _round_content(self._require_model().arrays(), shared, server_round)

@@ -228,7 +228,7 @@ def test_why_a_client_cannot_take_part_is_said_at_once_and_in_the_end(
     with caplog.at_level(logging.WARNING, "blackthorn"), pytest.raises(NotEnoughClients) as caught:
         registry.wait_for(MemoryGrid(nodes), 3, 2, SHORT)
     assert str(caught.value) == (
-        "1 of 3 clients connected within 1 s; missing: 1, 2; client 1: a.npz: x is bad; "
+        "1 of 3 clients connected within 1 s (start-timeout); missing: 1, 2; client 1: a.npz: x is bad; "
         "node 102: error 2: no data"
     )
     said = {record.getMessage() for record in caplog.records}
@@ -341,7 +341,7 @@ def test_waiting_is_bounded_and_names_the_missing() -> None:
     with pytest.raises(NotEnoughClients) as caught:
         ClientRegistry("query").wait_for(grid, 5, 3, SHORT)
     assert SHORT <= time.monotonic() - began < SHORT + 5
-    assert str(caught.value) == "2 of 5 clients connected within 1 s; missing: 1, 3, 4"
+    assert str(caught.value) == "2 of 5 clients connected within 1 s (start-timeout); missing: 1, 3, 4"
 
 
 def test_a_long_list_of_the_missing_is_cut_short() -> None:
@@ -357,7 +357,7 @@ def test_a_run_goes_on_with_fewer_if_there_are_enough(caplog: pytest.LogCaptureF
         registry.wait_for(MemoryGrid({100: holds(0), 101: holds(2)}), 4, 2, SHORT)
     assert registry.online() == [0, 2]
     assert caplog.records[-1].getMessage() == (
-        "2 of 4 clients connected within 1 s; missing: 1, 3; going on with those"
+        "2 of 4 clients connected within 1 s (start-timeout); missing: 1, 3; going on with those"
     )
 
 
@@ -372,7 +372,7 @@ def test_a_round_with_enough_clients_begins_at_once() -> None:
     registry.wait_for(grid, 2, 1, LONG)
     grid.nodes[103] = silence
     began = time.monotonic()
-    registry.wait_for_any(grid, 2, LONG)
+    registry.wait_for_any(grid, 2, LONG, LONG)
     # Two nodes never say who they are, but nobody is missing.
     assert time.monotonic() - began < LONG / 2
     assert registry.online() == [0, 1]
@@ -389,16 +389,32 @@ def test_a_round_without_clients_waits_until_somebody_comes() -> None:
     registry = ClientRegistry("query")
     settle(registry, MemoryGrid({100: holds(0)}))
     grid = Returning({200: holds(0)})
-    registry.wait_for_any(grid, 1, LONG)
+    registry.wait_for_any(grid, 1, LONG, LONG)
     assert registry.online() == [0]
     assert registry[0].node_id == 200
 
 
-def test_a_round_without_clients_waits_no_longer_than_it_is_told() -> None:
+def test_a_run_with_nobody_pauses_says_so_and_ends(caplog: pytest.LogCaptureFixture) -> None:
     registry = ClientRegistry("query")
+    settle(registry, MemoryGrid({100: holds(0)}))
     began = time.monotonic()
-    registry.wait_for_any(MemoryGrid({}), 1, SHORT)
+    with (
+        caplog.at_level(logging.WARNING, "blackthorn"),
+        pytest.raises(NotEnoughClients, match=r"nobody .* connected for 1 s \(start-timeout\)$"),
+    ):
+        registry.wait_for_any(MemoryGrid({}), 1, 0.1, SHORT)
     assert SHORT <= time.monotonic() - began < SHORT + 5
+    assert [record.getMessage() for record in caplog.records] == [
+        "nobody is connected: the run pauses, for 1 s (start-timeout) at most"
+    ]
+
+
+def test_with_somebody_a_round_waits_no_longer_than_it_is_told() -> None:
+    registry = ClientRegistry("query")
+    settle(registry, MemoryGrid({100: holds(0), 101: holds(1)}))
+    began = time.monotonic()
+    registry.wait_for_any(MemoryGrid({100: holds(0)}), 2, SHORT, LONG)
+    assert SHORT <= time.monotonic() - began < LONG / 2
 
 
 def test_a_new_node_has_a_moment_to_be_a_client_that_is_missing() -> None:
@@ -411,7 +427,7 @@ def test_a_new_node_has_a_moment_to_be_a_client_that_is_missing() -> None:
         looks.append(message)
         return holds(1)(message) if len(looks) > 20 else None
 
-    registry.wait_for_any(MemoryGrid({200: holds(0), 201: slow}), 1, LONG)
+    registry.wait_for_any(MemoryGrid({200: holds(0), 201: slow}), 1, LONG, LONG)
     assert registry.online() == [0, 1]
 
 
@@ -421,13 +437,13 @@ def test_the_moment_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     settle(registry, MemoryGrid({100: holds(0), 101: holds(1)}))
     grid = MemoryGrid({100: holds(0), 201: silence})
     began = time.monotonic()
-    registry.wait_for_any(grid, 1, LONG)
+    registry.wait_for_any(grid, 1, LONG, LONG)
     assert 0.2 <= time.monotonic() - began < 5.2
     assert registry.online() == [0]
     # The silent node had its moment.
     monkeypatch.setattr(enrolment, "_GRACE_SECONDS", LONG)
     began = time.monotonic()
-    registry.wait_for_any(grid, 1, LONG)
+    registry.wait_for_any(grid, 1, LONG, LONG)
     assert time.monotonic() - began < LONG / 2
 
 

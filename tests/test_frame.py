@@ -514,6 +514,20 @@ def test_the_run_waits_for_its_clients_and_says_who_is_missing() -> None:
         run(strategy, grid)
 
 
+def test_a_run_whose_clients_are_all_gone_does_not_go_on_for_its_other_rounds() -> None:
+    class Leaving(MemoryGrid):
+        def get_node_ids(self) -> list[int]:
+            # All leave once they have answered the second round.
+            trained = [m for m in self.sent if m.metadata.message_type == "train"]
+            return super().get_node_ids() if len(trained) < 6 else []
+
+    diary = Diary()
+    strategy = GFedAvg(num_clients=3, start_timeout=0.5, observers=[diary])
+    with pytest.raises(NotEnoughClients, match=r"nobody has been connected for 0.5 s"):
+        run(strategy, Leaving(honest_grid(3).nodes), rounds=50)
+    assert [report.server_round for report in diary.reports] == [1, 2]
+
+
 def test_a_client_keeps_its_place_when_its_node_registers_anew() -> None:
     apps = [quadratic_app(i, 10, {"client-id": i}) for i in range(3)]
 

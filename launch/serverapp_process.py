@@ -1,0 +1,134 @@
+"""How the ServerApps of `blackthorn server` live: by themselves, and known to be alive.
+
+Flower ties a ServerApp to the SuperExec that started it, and takes it for alive as long as it
+sends a heartbeat. Here it belongs to the server: it outlives its SuperExec, ends with the server,
+and holds a lock for as long as it lives, which the kernel gives back however it ends. What the
+SuperLink makes of one that is dead is in `superlink_store.py`.
+
+In SuperExec and ServerApp this changes Flower's private functions; `flower_programs.py` says in
+which versions they are known.
+"""
+
+import atexit
+import dataclasses
+import fcntl
+import functools
+import hashlib
+import importlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NoReturn
+
+# The folder of the locks, and the process id of the server; there where `blackthorn server` is.
+FOLDER_VARIABLE = "BLACKTHORN_SERVERAPPS"
+SERVER_VARIABLE = "BLACKTHORN_SERVER_PID"
+_LOOK_SECONDS = 0.2
+# A server error that may be over in a moment, such as a locked database or a full disk.
+_PASSING = ("INTERNAL", "UNKNOWN", "RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED")
+
+
+def is_alive(folder: Path, token: str) -> bool:
+    """Whether the ServerApp to which the SuperLink gave this token runs."""
+    try:
+        descriptor = os.open(_lock_file(folder, token), os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def forget(folder: Path, token: str) -> None:
+    """Remove what a ServerApp that is dead has left."""
+    _lock_file(folder, token).unlink(missing_ok=True)
+
+
+def live(folder: Path, token: str) -> None:
+    """From now on, and until this process ends, its ServerApp is alive."""
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(_lock_file(folder, token), os.O_RDWR | os.O_CREAT, 0o600)
+    # Never closed: that would give the lock back.
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    atexit.register(forget, folder, token)
+
+
+def adapt_superexec() -> None:
+    """In a SuperExec: wait out what passes at the SuperLink; let ServerApps live by themselves."""
+    loop = vars(importlib.import_module("flwr.supercore.superexec.run_superexec"))
+    loop["make_simple_grpc_retry_invoker"] = _patient(loop["make_simple_grpc_retry_invoker"])
+    server = os.environ.get(SERVER_VARIABLE)
+    if server is not None:
+        executor = importlib.import_module("flwr.supercore.superexec.executor.subprocess_executor")
+        start = functools.partial(subprocess.Popen, start_new_session=True)
+        vars(executor)["subprocess"] = SimpleNamespace(Popen=start, DEVNULL=subprocess.DEVNULL)
+        launch = executor.SubprocessExecutor.launch
+
+        def launch_for_server(self: Any, spec: Any) -> Any:
+            return launch(self, dataclasses.replace(spec, parent_pid=int(server)))
+
+        executor.SubprocessExecutor.launch = launch_for_server
+
+
+def adapt_serverapp() -> None:
+    """In a ServerApp of `blackthorn server`: hold the lock, and die at once with the server.
+
+    Flower's own way to leave tells the SuperLink that the run has failed, and so that it need not
+    go on. Only for the end of the run itself (SIGINT, as Flower has it) is that the truth.
+    """
+    folder = os.environ.get(FOLDER_VARIABLE)
+    if folder is None:
+        return
+    live(Path(folder), sys.argv[sys.argv.index("--token") + 1])
+    program = vars(importlib.import_module("flwr.superlink.runtime.run_serverapp"))
+    register = program["register_signal_handlers"]
+
+    def register_and_die_of_sigterm(*args: Any, **kwargs: Any) -> None:
+        register(*args, **kwargs)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    program["register_signal_handlers"] = register_and_die_of_sigterm
+    program["start_parent_process_monitor"] = _die_with
+
+
+def _patient(make: Callable[[], Any]) -> Callable[[], Any]:
+    """Flower's retries, which know only a connection that is down, for errors that pass too."""
+
+    def make_patient() -> Any:
+        invoker = make()
+        gives_up = invoker.should_giveup
+
+        def gives_up_on(error: Any) -> bool:
+            return error.code().name not in _PASSING and bool(gives_up(error))
+
+        invoker.should_giveup = gives_up_on
+        return invoker
+
+    return make_patient
+
+
+def _die_with(server: int) -> None:
+    def watch() -> NoReturn:
+        while True:
+            time.sleep(_LOOK_SECONDS)
+            try:
+                os.kill(server, 0)
+            except ProcessLookupError:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _lock_file(folder: Path, token: str) -> Path:
+    # The token itself lets whoever knows it speak for the run.
+    return folder / hashlib.sha256(token.encode()).hexdigest()[:32]

@@ -1,0 +1,58 @@
+"""A run whose ServerApp is started a second time: the same run at Flower, the same folder here.
+
+`blackthorn server` starts one again that died before its run was over. The number by which Flower
+knows the run leads to its folder, and the folder says how far it got.
+"""
+
+import json
+import os
+from pathlib import Path
+
+from server_app.client_history import CLIENTS
+from server_app.config import RunConfig
+from server_app.run_folder import METRICS, OPERATOR, read_metrics
+from server_app.state_files import read_saved
+from strategies.durable_file import replace_file
+
+# The folder of the notes; there where `blackthorn server` is.
+NOTES_VARIABLE = "BLACKTHORN_RUN_NOTES"
+
+
+class CannotGoOn(RuntimeError):
+    """The run was interrupted and left nothing to go on from; the message says why."""
+
+
+def note_folder(run_id: int, folder: Path) -> None:
+    """Remember where this run is, should it be interrupted."""
+    notes = os.environ.get(NOTES_VARIABLE)
+    if notes:
+        content = json.dumps({"folder": str(folder.resolve())})
+        replace_file(Path(notes) / f"run-{run_id}.json", content.encode())
+
+
+def noted_folder(run_id: int) -> Path | None:
+    """Where the run is that was interrupted; None: it is a new one."""
+    note = Path(os.environ.get(NOTES_VARIABLE, "")) / f"run-{run_id}.json"
+    if not os.environ.get(NOTES_VARIABLE) or not note.exists():
+        return None
+    return Path(json.loads(note.read_text())["folder"])
+
+
+def going_on(config: RunConfig, folder: Path) -> RunConfig:
+    """The configuration with which the run in `folder` goes on, or begins again.
+
+    Raises CannotGoOn where rounds are done and no state of theirs is there.
+    """
+    update = {"output_dir": str(folder), "resume": ""}
+    if folder.exists() and read_saved(folder) is not None:
+        update["resume"] = str(folder)
+    elif read_metrics(folder):
+        raise CannotGoOn(
+            f"the run was interrupted and cannot go on: {folder} has no whole state "
+            f"(state-every = {config.state_every})"
+        )
+    else:
+        # It had only just begun: these would be taken for another run's.
+        for name in (METRICS, CLIENTS, OPERATOR, "config.toml"):
+            (folder / name).unlink(missing_ok=True)
+    return config.model_copy(update=update)

@@ -1,0 +1,175 @@
+"""`blackthorn server` whose database is locked, or of whose processes one is ended, in mid-run.
+
+The run completes without a hand, and no finished round is lost or repeated.
+"""
+
+import os
+import signal
+import sqlite3
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from process_watch import running, until
+from real_deployment import Started, bench
+from test_real_deployment import Federation, children_named, last_round
+
+from launch.certs import make
+from launch.ports import free_loopback_ports
+from server_app.run_folder import read_metrics, read_summary
+
+pytestmark = [
+    pytest.mark.deployment,
+    pytest.mark.skipif(sys.platform != "linux", reason="reads /proc to see what runs"),
+]
+
+CLIENTS, ROUNDS, STRUCK = 4, 10, 3
+LOCKED_SECONDS = 8.0
+
+
+class Server:
+    """A federation of CLIENTS clients whose server can be started again, on the same ports."""
+
+    def __init__(self, federation: Federation, arguments: tuple[object, ...]) -> None:
+        self.federation = federation
+        self._arguments = arguments
+
+    def start(self) -> None:
+        self.federation.server = self.federation.bench.start("server", *self._arguments)
+
+    def processes(self, name: str) -> list[int]:
+        return children_named(self.federation.server.process.pid, name)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    folder = tmp_path_factory.mktemp("federation")
+    keys = [f"node{i}" for i in range(CLIENTS)]
+    make(folder / "certs", ["localhost"], keys)
+    fleet, control = free_loopback_ports(2)
+    arguments = (
+        *("server", "--host", "localhost", "--certs", "certs", "--state", "state"),
+        *("--port", fleet, "--control", f"127.0.0.1:{control}"),
+    )
+    with bench(folder) as programs:
+        first = programs.start("server", *arguments)
+        first.says("ready:")
+        federation = Federation(programs, first, f"localhost:{fleet}", f"localhost:{control}")
+        federation.operate("register", *keys, "--certs", "certs")
+        for i in range(CLIENTS):
+            federation.client(f"client{i}", "--key", f"certs/clients/node{i}")
+        for client in programs.started[1:]:
+            client.says("connected to localhost")
+        yield Server(federation, arguments)
+
+
+def lock_the_database(server: Server, folder: Path) -> None:
+    del folder
+    database = server.federation.bench.folder / "state" / "superlink.db"
+    connection = sqlite3.connect(database, isolation_level=None, timeout=60)
+    connection.execute("BEGIN IMMEDIATE")
+    time.sleep(LOCKED_SECONDS)
+    connection.execute("ROLLBACK")
+    connection.close()
+
+
+def strike(name: str, number: signal.Signals) -> Callable[[Server, Path], None]:
+    def act(server: Server, folder: Path) -> None:
+        if name == "flwr-serverapp":
+            (pid,) = writers(folder)
+        else:
+            (pid,) = server.processes(name)
+        os.kill(pid, number)
+        until(lambda: not running(pid), 60.0)
+
+    return act
+
+
+def restart(number: signal.Signals) -> Callable[[Server, Path], None]:
+    def act(server: Server, folder: Path) -> None:
+        pids = writers(folder)
+        server.federation.server.process.send_signal(number)
+        server.federation.server.process.wait(60)
+        until(lambda: not any(running(pid) for pid in pids), 60.0)
+        server.start()
+
+    return act
+
+
+def writers(folder: Path) -> list[int]:
+    """Processes that have the run's metrics open: its ServerApp, which writes them."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            files = {str(link.readlink()) for link in (process / "fd").iterdir()}
+        except OSError:  # it has ended meanwhile
+            continue
+        if str(folder / "metrics.jsonl") in files:
+            found.append(int(process.name))
+    return found
+
+
+FAULTS = {
+    "locked": lock_the_database,
+    **{
+        f"{number.name}-{name}": strike(name, number)
+        for name in ("flower-superlink", "flower-superexec", "flwr-serverapp")
+        for number in (signal.SIGTERM, signal.SIGKILL)
+    },
+    **{f"{n.name}-server": restart(n) for n in (signal.SIGTERM, signal.SIGKILL)},
+}
+
+
+def test_one_run_survives_all_of_them(server: Server, repository: Path) -> None:
+    folder, run = start_run(server, repository, "all")
+    for finished, fault in enumerate(FAULTS, start=1):
+        until(lambda done=finished: last_round(folder) >= done or ended(run), 180)  # type: ignore[misc]
+        assert last_round(folder) < ROUNDS, f"{fault}\n{told(server, run)}"
+        FAULTS[fault](server, folder)
+    check_whole(server, folder, run)
+    assert "superlink was killed by signal 9" in server.federation.server.text()
+    assert "has died; the run goes on" in server.federation.server.text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("time", range(5))
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_run_survives(server: Server, repository: Path, fault: str, time: int) -> None:
+    folder, run = start_run(server, repository, f"{fault}-{time}")
+    until(lambda: last_round(folder) >= STRUCK or ended(run), 120)
+    assert last_round(folder) < ROUNDS - 1
+    FAULTS[fault](server, folder)
+    check_whole(server, folder, run)
+
+
+def start_run(server: Server, repository: Path, name: str) -> tuple[Path, Started]:
+    federation = server.federation
+    run = federation.bench.start(
+        f"run-{name}",
+        *("run", repository / "recipes" / "demo.toml", "--server", federation.control),
+        *("--ca", "certs/ca.crt", "--follow", "--clients", CLIENTS, "--output-dir", f"runs/{name}"),
+        *("--set", f"num-server-rounds={ROUNDS}", "--set", "round-timeout=60"),
+    )
+    return federation.bench.folder / "state" / "runs" / name, run
+
+
+def check_whole(server: Server, folder: Path, run: Started) -> None:
+    """It has completed, and every round is on record once."""
+    assert run.process.wait(300) == 0, told(server, run)
+    assert f"completed: {ROUNDS} rounds" in run.text()
+    assert [entry["round"] for entry in read_metrics(folder)] == list(range(ROUNDS + 1))
+    summary = read_summary(folder)
+    assert summary is not None
+    assert (summary["status"], summary["rounds_completed"]) == ("completed", ROUNDS)
+    # Not with a skeleton crew: the last round had everybody.
+    assert read_metrics(folder)[-1]["replied"] == CLIENTS
+
+
+def ended(run: Started) -> bool:
+    return run.process.poll() is not None
+
+
+def told(server: Server, run: Started) -> str:
+    return run.text() + server.federation.server.text()
