@@ -228,8 +228,8 @@ def test_why_a_client_cannot_take_part_is_said_at_once_and_in_the_end(
     with caplog.at_level(logging.WARNING, "blackthorn"), pytest.raises(NotEnoughClients) as caught:
         registry.wait_for(MemoryGrid(nodes), 3, 2, SHORT)
     assert str(caught.value) == (
-        "1 of 3 clients connected within 1 s (start-timeout); missing: 1, 2; client 1: a.npz: x is bad; "
-        "node 102: error 2: no data"
+        "1 of 3 clients connected within 1 s (start-timeout); missing: 1, 2; "
+        "client 1: a.npz: x is bad; node 102: error 2: no data"
     )
     said = {record.getMessage() for record in caplog.records}
     assert said == {
@@ -341,7 +341,9 @@ def test_waiting_is_bounded_and_names_the_missing() -> None:
     with pytest.raises(NotEnoughClients) as caught:
         ClientRegistry("query").wait_for(grid, 5, 3, SHORT)
     assert SHORT <= time.monotonic() - began < SHORT + 5
-    assert str(caught.value) == "2 of 5 clients connected within 1 s (start-timeout); missing: 1, 3, 4"
+    assert (
+        str(caught.value) == "2 of 5 clients connected within 1 s (start-timeout); missing: 1, 3, 4"
+    )
 
 
 def test_a_long_list_of_the_missing_is_cut_short() -> None:
