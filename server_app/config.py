@@ -428,8 +428,10 @@ class RunConfig(BaseModel):
         120.0, gt=0, description="Seconds until a round's replies are due."
     )
     start_timeout: Annotated[float, _SERVER] = Field(
-        120.0, gt=0, description="Seconds to wait for num-clients clients before the first round, and for "
-        "anybody when nobody is connected any more."
+        120.0,
+        gt=0,
+        description="Seconds to wait for num-clients clients before the first round, and for "
+        "anybody when nobody is connected any more.",
     )
     node_authentication: Annotated[bool, _SERVER] = Field(
         False,
