@@ -161,6 +161,11 @@ def _refusals(config: "RunConfig") -> list[tuple[bool, str]]:
             "below-quorum = skip",
         ),
         (
+            at_clients and not config.noise_top_up,
+            "noise-top-up = false breaks the claim: how much noise there is would tell who "
+            "answered, and where nobody does there is none; set noise-top-up = true",
+        ),
+        (
             at_clients and not robust and config.num_byzantine > 0,
             f"num-byzantine = {config.num_byzantine} breaks the claim with noise-location = "
             "client: a Byzantine client adds no noise; set noise-location = server",

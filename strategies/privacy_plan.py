@@ -44,7 +44,8 @@ class PrivacyPlan:
     sum is N(0, (z C)² I) in total. num_clients: m. rounds: T. participation: PoissonParticipation
     (neighbours add-remove), FixedParticipation (zero-out or replace-one) or FullParticipation (any
     of the three). noise_location: "server" draws the noise once; "client": every invited client
-    adds its share 1/s of the variance. top_up: the server adds the share of those that failed.
+    adds its share 1/s of the variance. top_up: the server adds the share of those that failed;
+    without it nothing is claimed, since the variance would tell who answered.
     max_epsilon: the run ends before the round that would cost more. claim: whether a figure may be
     reported. insecure_seed: sampling and noise from this seed, which forfeits the claim.
 
@@ -88,6 +89,11 @@ class PrivacyPlan:
             raise ValueError(
                 "a seed for the noise breaks the claim: whoever knows it can subtract the noise; "
                 "omit insecure_seed, or set claim = False"
+            )
+        if self.claim and not self.top_up and self.noise_location == "client":
+            raise ValueError(
+                "top_up = False breaks the claim: how much noise there is would tell who answered, "
+                "and where nobody does there is none; use True, or claim = False"
             )
         if not math.isfinite(self.clip_norm.value):
             raise ValueError("clip_norm = inf is not allowed: a claim needs a bound")
@@ -153,9 +159,9 @@ class PrivacyPlan:
             return sorted(known[place] for place in order if place < len(known))
         return known
 
-    def release(self, noise_share: float = 1.0) -> Release:
-        """What a round is charged, with `noise_share` of the noise's variance in the sum."""
-        z = self.noise_multiplier * math.sqrt(noise_share)
+    def release(self) -> Release:
+        """What a round is charged, whoever answers."""
+        z = self.noise_multiplier
         if self.relation != "replace-one":
             return Release(z, sample_rate=self.sample_rate)
         if isinstance(self.participation, FixedParticipation):

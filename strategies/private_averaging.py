@@ -12,6 +12,8 @@ from . import bounding
 from .accounting import Figure
 from .aggregation import Aggregate
 from .aggregators import weighted_mean
+from .claim_options import check_options
+from .enrolment import Client
 from .entropy import Randomness, SeededRandomness, SystemRandomness
 from .frame import FederatedStrategy, FrameOptions, rule_generator
 from .ledger import Ledger
@@ -57,10 +59,11 @@ class PrivateAveraging(FederatedStrategy):
             raise ValueError("participation is the privacy plan's: give it there")
         frame.setdefault("num_clients", privacy.num_clients)
         frame["participation"] = privacy.participation
+        check_options(privacy, frame)
         super().__init__(**frame)
         self.privacy = privacy
         self._is_sum = self._aggregate is weighted_mean
-        _check(privacy, frame, self._is_sum)
+        self._population: set[int] = set()
         if ledger is not None and not self.has_central_claim:
             raise ValueError(
                 f"ledger = {ledger} is not allowed without a central claim: nothing would be "
@@ -130,9 +133,31 @@ class PrivateAveraging(FederatedStrategy):
             return bounding.clip(updates, self.norm_bound(local_lr))
         return self.constrain(updates, self.clip_bound(local_lr))
 
+    def on_enrolment(self, clients: Sequence[Client]) -> None:
+        """Raises ValueError for more clients than the plan's m, from which r is taken."""
+        if len(clients) > self.privacy.num_clients:
+            raise ValueError(
+                f"{len(clients)} clients are not allowed: the privacy plan is for "
+                f"{self.privacy.num_clients}"
+            )
+
     def draw_cohort(self, clients: Sequence[int], server_round: int) -> list[int]:
-        """By the plan, from the operating system's entropy."""
-        return self.privacy.draw(clients, self._randomness(server_round, _SAMPLING_STREAM))
+        """By the plan, from the operating system's entropy.
+
+        Of more clients than the plan's m those that came last are not asked: a node that is
+        restarted has a new id beside its old one for a while. Raises ValueError for a round after
+        the plan's last, which no figure would count.
+        """
+        if server_round > self.privacy.rounds:
+            raise ValueError(
+                f"round {server_round} is not allowed: the privacy plan is for "
+                f"{self.privacy.rounds}"
+            )
+        there = [client for client in clients if client in self._population]
+        late = [client for client in clients if client not in self._population]
+        self._population = {*there, *late[: self.privacy.num_clients - len(there)]}
+        randomness = self._randomness(server_round, _SAMPLING_STREAM)
+        return self.privacy.draw(sorted(self._population), randomness)
 
     @property
     def needs_attestation(self) -> bool:
@@ -153,15 +178,13 @@ class PrivateAveraging(FederatedStrategy):
         bounded = self.bound(updates, report.model, report.local_lr)
         if not self._is_sum:
             return self._combine_robustly(bounded, weights, report)
-        brought = self._brought(report)
-        owed = self._owed(report, brought)
-        self._charge(brought + owed)
+        self._charge()
         # Without a claim the clients' counts may set the weights; the noise is what it was.
         shares = torch.full_like(weights, 1 / self.privacy.cohort_size)
         if self._weighting == "num-examples":
             shares = weights
         total = torch.einsum("k,kd->d", shares, bounded.double())
-        vector = total + self._noise(owed, report) / self.privacy.cohort_size
+        vector = total + self._noise(self._owed(report), report) / self.privacy.cohort_size
         kept = torch.ones(len(updates), dtype=torch.bool)
         return Aggregate(vector.to(bounded.dtype), shares, kept, 0)
 
@@ -218,22 +241,19 @@ class PrivateAveraging(FederatedStrategy):
 
     # The mechanism.
 
-    def _brought(self, report: RoundReport) -> float:
-        """The share of the variance (z C)² that came with the clients' messages."""
+    def _owed(self, report: RoundReport) -> float:
+        """The share of the variance (z C)² that the server adds: what the clients' messages did
+        not bring."""
         if self.privacy.noise_location == "server":
-            return 0.0
-        return 1 - missing_share(len(report.invited), len(report.accepted))
+            return 1.0
+        # Only where nothing is claimed is there no top-up.
+        missing = missing_share(len(report.invited), len(report.accepted))
+        return missing if self.privacy.top_up else 0.0
 
-    def _owed(self, report: RoundReport, brought: float) -> float:
-        """The share that the server adds; where nobody was invited, all of it in any case."""
-        if self.privacy.top_up or self.privacy.noise_location == "server" or not report.invited:
-            return 1 - brought
-        return 0.0
-
-    def _charge(self, present: float) -> None:
+    def _charge(self) -> None:
         if not self.has_central_claim:
             return
-        release = self.privacy.release(present)
+        release = self.privacy.release()
         if not self.ledger.allows(release):
             self._over_budget = True
             raise ValueError("the round would pass max_epsilon and is withheld")
@@ -263,23 +283,3 @@ class PrivateAveraging(FederatedStrategy):
         if seed is None:
             return SystemRandomness()
         return SeededRandomness(seed, server_round, stream)
-
-
-def _check(privacy: PrivacyPlan, frame: FrameOptions, is_sum: bool) -> None:
-    if not privacy.claim:
-        return
-    if frame.get("weighting", "uniform") != "uniform":
-        raise ValueError(
-            "weighting = num-examples breaks the claim: a client's own count would set its "
-            "influence; use uniform, or claim = False"
-        )
-    if frame.get("min_replies", 1) > 1:
-        raise ValueError(
-            f"min_replies = {frame['min_replies']} breaks the claim: a skipped round tells how "
-            "many took part; use 1, or claim = False"
-        )
-    if not is_sum and privacy.noise_location == "server":
-        raise ValueError(
-            "the aggregator breaks the claim: the sensitivity of a robust rule is not C/r; use "
-            "weighted_mean, noise_location = client (the local figure stays true), or claim = False"
-        )

@@ -37,6 +37,11 @@ DP: dict[str, Any] = {
         ({"instruments": True}, "instruments = true", "set instruments = false"),
         ({"min-replies": 2}, "min-replies = 2", "set min-replies = 1"),
         (
+            {"noise-location": "client", "noise-top-up": False},
+            "noise-top-up = false",
+            "set noise-top-up = true",
+        ),
+        (
             {"noise-location": "client", "num-byzantine": 1, "attack": "all-ones"},
             "num-byzantine = 1",
             "set noise-location = server",

@@ -125,9 +125,6 @@ def test_charges_and_denominators(
     assert sampler.release() == release
     assert sampler.cohort_size == pytest.approx(denominator)
     assert sampler.figure().epsilon == spent([(release, 100)], 1e-5).epsilon
-    half = sampler.release(0.25)
-    assert half.noise_multiplier == pytest.approx(release.noise_multiplier / 2)
-    assert (half.sample_rate, half.drawn) == (release.sample_rate, release.drawn)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,109 @@
+"""What every option of a private strategy does to its claim: one row each, and none without.
+
+An option that has no row is refused under a claim, so that a new one cannot break it in silence.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from .aggregators import weighted_mean
+from .privacy_plan import PrivacyPlan
+
+Breaks = Callable[[Any, PrivacyPlan], bool]
+
+
+@dataclass(frozen=True)
+class Row:
+    """`verdict` under a claim: "safe" with any value, "adjusted" by the strategy itself, "refused"
+    where `breaks` says so of the value and the plan; then `instead` is what to set.
+    """
+
+    verdict: Literal["safe", "adjusted", "refused"]
+    reason: str
+    breaks: Breaks = lambda value, plan: False  # noqa: ARG005
+    instead: str = ""
+
+
+# The options of FrameOptions.
+OPTIONS: dict[str, Row] = {
+    "aggregator": Row(
+        "refused",
+        "the sensitivity of a robust rule is not C/r; over noised messages the local figure holds",
+        lambda value, plan: value is not weighted_mean and plan.noise_location == "server",
+        "weighted_mean, or noise_location = client",
+    ),
+    "participation": Row("adjusted", "the plan's: what samples is what is accounted for"),
+    "local_rate": Row("safe", "C is taken at the round's rate, on which nothing private acts"),
+    "server_step": Row("safe", "it comes after the noise"),
+    "weighting": Row(
+        "refused",
+        "a client's own count would set its influence",
+        lambda value, plan: value != "uniform",  # noqa: ARG005
+        "uniform",
+    ),
+    "identity": Row(
+        "safe", "one id is one client; whoever holds several has the privacy of a group"
+    ),
+    "num_clients": Row(
+        "refused",
+        "the plan is for fewer: its denominator and its local figure count on them",
+        lambda value, plan: value > plan.num_clients,
+        "at most the plan's num_clients",
+    ),
+    "start_timeout": Row("safe", "who is missing has an empty place; r stays the plan's"),
+    "min_replies": Row(
+        "refused",
+        "a skipped round tells how many took part",
+        lambda value, plan: value > 1,  # noqa: ARG005
+        "1",
+    ),
+    "fail_after": Row(
+        "refused",
+        "a run that fails tells how many took part",
+        lambda value, plan: value is not None,  # noqa: ARG005
+        "None",
+    ),
+    "enough_replies": Row(
+        "refused",
+        "one client's reply would crowd out another's, so that the sum moves by up to 2C",
+        lambda value, plan: value is not None,  # noqa: ARG005
+        "None",
+    ),
+    "evaluate_every": Row("safe", "the server evaluates what is released; no client is asked"),
+    "output": Row("safe", "a choice among released models"),
+    "seed": Row("adjusted", "cohorts and noise come from the operating system whatever it is"),
+    "observers": Row("safe", "they are the operator's own: what they see is not released"),
+}
+
+# What PrivateAveraging takes beside them, and what `start` does.
+PRIVATE_OPTIONS: dict[str, Row] = {
+    "privacy": Row("safe", "the claim itself, checked when the plan is made"),
+    "ledger": Row("safe", "without a file the figure is that of this run alone"),
+}
+START_ARGUMENTS: dict[str, Row] = {
+    "grid": Row("safe", "a transport; whose reply is late or lost is topped up for"),
+    "initial_arrays": Row("safe", "there before any client was asked; statistics stay as they are"),
+    "num_rounds": Row("refused", "more rounds than planned are refused, with and without a claim"),
+    "timeout": Row("safe", "who answers late is missing, and the noise is what it was"),
+    "train_config": Row("safe", "the clients' rule travels apart from it"),
+    "evaluate_config": Row("adjusted", "no client is asked to evaluate"),
+    "evaluate_fn": Row("safe", "it sees what is released; its examples are taken to be public"),
+    "from_state": Row("refused", "where the ledger holds less than it did when the state was left"),
+}
+
+
+def check_options(plan: PrivacyPlan, options: Mapping[str, Any]) -> None:
+    """Raises ValueError, one line, where an option given under the plan's claim would break it."""
+    if not plan.claim:
+        return
+    for name, value in options.items():
+        row = OPTIONS.get(name)
+        if row is None:
+            raise ValueError(f"{name} is not known to be safe under a claim: omit it")
+        if row.breaks(value, plan):
+            shown = value if isinstance(value, str | int | float) else type(value).__name__
+            raise ValueError(
+                f"{name} = {shown} breaks the claim: {row.reason}; use {row.instead}, or "
+                "claim = False"
+            )

@@ -1,0 +1,224 @@
+"""Every option of a private strategy under a claim: in the table, and as the table says."""
+
+import dataclasses
+import inspect
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
+from memory_grid import MemoryGrid, initial_model, quadratic_app, runs, vector_of
+
+from strategies import (
+    ClipNorm,
+    DPFedAvg,
+    FederatedStrategy,
+    FrameOptions,
+    FullParticipation,
+    LocalRate,
+    OutputIterate,
+    PrivacyPlan,
+    RageFilter,
+    ServerStep,
+    delivery,
+    enrolment,
+)
+from strategies.claim_options import (
+    OPTIONS,
+    PRIVATE_OPTIONS,
+    START_ARGUMENTS,
+    Row,
+    check_options,
+)
+from strategies.corruption import CorruptionBound
+from strategies.private_averaging import PrivateAveraging
+
+CLIENTS = 4
+
+
+@pytest.fixture(autouse=True)
+def fast_polling(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delivery, "_POLL_SECONDS", 0.002)
+    monkeypatch.setattr(delivery, "_POLL_SECONDS_PER_MESSAGE", 0.0)
+    monkeypatch.setattr(enrolment, "_POLL_SECONDS", 0.002)
+
+
+def plan(**options: Any) -> PrivacyPlan:
+    """Almost no noise, so that the sum and its denominator show."""
+    return PrivacyPlan(
+        **{
+            "clip_norm": ClipNorm(100.0),
+            "noise_multiplier": 1e-9,
+            "num_clients": CLIENTS,
+            "rounds": 3,
+            "participation": FullParticipation(),
+            **options,
+        }
+    )
+
+
+def grid(clients: int = CLIENTS) -> MemoryGrid:
+    return MemoryGrid(
+        {
+            10 + i: runs(quadratic_app(i, 10, {"client-id": i, "num-examples": 10}))
+            for i in range(clients)
+        }
+    )
+
+
+# The table is whole.
+
+
+def test_every_option_has_a_row_and_a_reason() -> None:
+    assert OPTIONS.keys() == FrameOptions.__annotations__.keys()
+    taken = inspect.signature(FederatedStrategy.__init__).parameters.keys() - {"self"}
+    assert OPTIONS.keys() == taken
+    own = inspect.signature(PrivateAveraging.__init__).parameters.keys() - {"self", "frame"}
+    assert PRIVATE_OPTIONS.keys() == own
+    start = inspect.signature(FederatedStrategy.start).parameters.keys() - {"self"}
+    assert START_ARGUMENTS.keys() == start
+    for row in [*OPTIONS.values(), *PRIVATE_OPTIONS.values(), *START_ARGUMENTS.values()]:
+        assert len(row.reason) > 10
+
+
+def test_no_private_strategy_takes_more() -> None:
+    kinds = [PrivateAveraging]
+    for kind in kinds:
+        kinds += kind.__subclasses__()
+        if kind.__module__.startswith("strategies."):
+            assert inspect.signature(kind) == inspect.signature(PrivateAveraging)
+
+
+def test_an_option_without_a_row_is_refused_under_a_claim() -> None:
+    with pytest.raises(ValueError, match="novelty is not known to be safe under a claim"):
+        check_options(plan(), {"novelty": 1})
+    check_options(plan(claim=False), {"novelty": 1})
+
+
+# And true.
+
+BREAKING: dict[str, Any] = {
+    "aggregator": RageFilter(CorruptionBound(1)),
+    "weighting": "num-examples",
+    "num_clients": CLIENTS + 1,
+    "min_replies": 2,
+    "fail_after": 2,
+    "enough_replies": 2,
+}
+HARMLESS: dict[str, Any] = {
+    "local_rate": LocalRate(0.125, 0.5, "plateau"),
+    "server_step": ServerStep(1.0, 0.0, 1e6),
+    "identity": "query",
+    "start_timeout": 60.0,
+    "num_clients": 2,
+    "min_replies": 1,
+    "evaluate_every": 2,
+    "output": OutputIterate("best"),
+    "seed": 77,
+    "observers": [repr],
+}
+
+
+def test_the_examples_are_of_every_option() -> None:
+    refused = {name for name, row in OPTIONS.items() if row.verdict == "refused"}
+    assert BREAKING.keys() == refused
+    assert HARMLESS.keys() | BREAKING.keys() | {"participation"} == OPTIONS.keys()
+
+
+@pytest.mark.parametrize("option", BREAKING)
+def test_what_breaks_the_claim_is_refused_in_one_line(option: str) -> None:
+    with pytest.raises(ValueError, match=f"^{option} = .* breaks the claim: ") as caught:
+        DPFedAvg(plan(), **{option: BREAKING[option]})
+    assert "claim = False" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    DPFedAvg(plan(claim=False), **{option: BREAKING[option]})
+
+
+def test_participation_is_the_plan_s_with_and_without_a_claim() -> None:
+    for claim in (True, False):
+        with pytest.raises(ValueError, match="participation is the privacy plan's"):
+            DPFedAvg(plan(claim=claim), participation=FullParticipation())
+
+
+@pytest.mark.parametrize("option", HARMLESS)
+def test_the_others_leave_the_sum_and_its_denominator_alone(option: str) -> None:
+    """One round of four known clients: the mean of their updates, whatever the option."""
+    strategy = DPFedAvg(plan(), **{"local_rate": 0.125, option: HARMLESS[option]})
+    result = strategy.start(
+        grid(),
+        initial_model(),
+        num_rounds=1,
+        timeout=30.0,
+        evaluate_fn=lambda server_round, _: MetricRecord({"accuracy": float(server_round)}),
+    )
+    bare = DPFedAvg(plan(), local_rate=0.125)
+    expected = bare.start(grid(), initial_model(), num_rounds=1, timeout=30.0)
+    assert strategy.output_round == 1
+    np.testing.assert_allclose(vector_of(result.arrays), vector_of(expected.arrays), atol=1e-5)
+    assert strategy.ledger.charges == [(plan().release(), 1)]
+    assert not result.evaluate_metrics_clientapp
+
+
+# The population.
+
+
+@pytest.mark.parametrize("claim", [True, False])
+def test_more_clients_than_planned_are_refused(claim: bool) -> None:
+    """r is the plan's: the sum of four clients, divided by two, is a step twice as long."""
+    over = grid(4)
+    strategy = DPFedAvg(plan(num_clients=2, claim=claim), local_rate=0.125)
+    with pytest.raises(ValueError, match="4 clients are not allowed: the privacy plan is for 2"):
+        strategy.start(over, initial_model(), num_rounds=1, timeout=30.0)
+    assert over.sent == []
+    again = DPFedAvg(plan(num_clients=2, claim=claim), local_rate=0.125)
+    with pytest.raises(ValueError, match="4 clients are not allowed"):
+        list(again.configure_train(1, initial_model(), ConfigRecord(), over))
+
+
+def test_who_comes_beyond_the_population_is_not_asked() -> None:
+    """A restarted node is there under two ids for a while, which must not end the run."""
+    over = grid(3)
+    third = over.nodes.pop(12)
+    nodes = over.nodes
+
+    def joins(report: Any) -> None:
+        nodes[1] = third  # an id below the others'
+        if report.server_round == 2:
+            del nodes[11]
+
+    strategy = DPFedAvg(plan(num_clients=2), local_rate=0.125, observers=[joins])
+    strategy.start(over, initial_model(), num_rounds=3, timeout=30.0)
+    asked = [m.metadata.dst_node_id for m in over.sent]
+    assert asked == [10, 11, 10, 11, 1, 10]
+
+
+def test_a_round_that_no_figure_counts_is_refused_in_a_loop_of_one_s_own() -> None:
+    strategy = DPFedAvg(plan(), local_rate=0.125)
+    arrays: ArrayRecord | None = initial_model()
+    with pytest.raises(ValueError, match="round 4 is not allowed: the privacy plan is for 3"):
+        for server_round in range(1, 6):
+            over = grid()
+            assert arrays is not None
+            messages = strategy.configure_train(server_round, arrays, ConfigRecord(), over)
+            replies = over.send_and_receive(messages)
+            arrays, _ = strategy.aggregate_train(server_round, replies)
+    assert strategy.ledger.rounds == 3
+
+
+# The document.
+
+
+def test_the_document_has_the_table(repository: Path) -> None:
+    text = (repository / "docs" / "privacy.md").read_text()
+    found = re.findall(r"^\| `(\w+)` \| (safe|adjusted|refused) \| (.+) \|$", text, re.MULTILINE)
+    assert {name: (verdict, reason) for name, verdict, reason in found} == {
+        name: (row.verdict, row.reason) for name, row in OPTIONS.items()
+    }
+
+
+def test_rows_are_inert() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        OPTIONS["seed"].reason = ""  # type: ignore[misc]
+    assert isinstance(OPTIONS["seed"], Row)
