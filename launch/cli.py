@@ -309,14 +309,15 @@ def finish(summary: dict[str, Any], as_json: bool = False, label: str = "") -> N
     if as_json:
         print_json(summary)
         return
+    from launch.progress import taken
+
     final = summary["final"]
     accuracy = final.get("accuracy")
     said = f", accuracy {100 * accuracy:.1f} %" if accuracy is not None else ""
     epsilon = (summary.get("privacy") or {}).get("epsilon")
     said += f", epsilon {epsilon:.2f}" if epsilon is not None else ""
     console.print(
-        f"{label}{summary['status']}: {summary['rounds_completed']} rounds in "
-        f"{summary['wall_seconds']:.1f} s{said}",
+        f"{label}{summary['status']}: {summary['rounds_completed']} rounds{taken(summary)}{said}",
         markup=False,
         highlight=False,
     )

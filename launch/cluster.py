@@ -18,10 +18,12 @@ from launch.byzantine_nodes import check_rogue, cluster_nodes, collusion
 from launch.flower_cluster import DeploymentError, FlowerCluster, RunStatus
 from launch.progress import RoundPrinter
 from server_app.config import ConfigError, RunConfig, to_mapping
+from server_app.folder_place import create_folder
 from server_app.operator_log import longest_run
 from server_app.privacy import privacy_of_dead_run
+from server_app.privacy_checks import claims_privacy
 from server_app.run import RunFailed, prepare
-from server_app.run_folder import create_folder, read_metrics, read_summary, write_failure
+from server_app.run_folder import read_metrics, read_summary, write_failure
 from server_app.run_report import publish
 
 
@@ -89,7 +91,7 @@ def _ready(config: RunConfig, console: Console) -> _Ready:
     prepared = prepare(config)
     folder = prepared.folder.resolve()
     places = {"output_dir": str(folder), "resume": str(folder) if config.resume else ""}
-    create_folder(folder)
+    create_folder(folder, config)
     if prepared.saved is not None:
         _set_logs_aside(folder)
     for note in prepared.notes:
@@ -116,7 +118,8 @@ def _run(flower: FlowerCluster, ready: _Ready, console: Console) -> tuple[RunSta
     """How the run ended, and after how many seconds."""
     began = time.monotonic()
     run_id = flower.submit(app_root(), to_mapping(ready.config), packages=PACKAGES)
-    with RoundPrinter(console, ready.config.num_server_rounds) as printer:
+    timed = not claims_privacy(ready.config)
+    with RoundPrinter(console, ready.config.num_server_rounds, timed=timed) as printer:
         tail = _MetricsTail(ready.folder, printer, ready.done)
         status = flower.wait(run_id, longest_run(ready.config), lambda _: tail.show_new())
         tail.show_new()
@@ -130,7 +133,8 @@ def _summary(ready: _Ready, status: RunStatus, seconds: float) -> dict[str, Any]
         reason = reason or f"Flower says {status} {status.details}".strip()
         _fail(ready.folder, ready.config, reason)
         raise RunFailed(f"{reason} (see {ready.folder / 'logs'})")
-    summary["wall_seconds"] = round(seconds, 3)
+    if summary["wall_seconds"] is not None:
+        summary["wall_seconds"] = round(seconds, 3)
     return summary
 
 
@@ -145,6 +149,8 @@ def _set_logs_aside(folder: Path) -> None:
     logs = folder / "logs"
     if logs.exists():
         number = 1 + len(list(folder.glob("logs-*")))
+        # An earlier version's may be everybody's to read.
+        logs.chmod(0o700)
         logs.rename(folder / f"logs-{number}")
 
 

@@ -89,7 +89,9 @@ class Deployment:
     def start(self, seconds: float) -> ControlApi:
         """Start everything; returns when all nodes are online. DeploymentError after `seconds`."""
         deadline = time.monotonic() + seconds
-        self.logs.mkdir(parents=True, exist_ok=True)
+        # They name who answered, and when.
+        self.logs.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.logs.chmod(0o700)
         for old in self.logs.glob("*.log"):
             old.unlink()
         if self._preload is not None:

@@ -53,22 +53,32 @@ def time_left(seconds: float) -> str:
     return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
 
 
+def taken(summary: Mapping[str, Any]) -> str:
+    """How long a run took, where its summary says so (under a privacy claim it does not)."""
+    seconds = summary["wall_seconds"]
+    return "" if seconds is None else f" in {seconds:.1f} s"
+
+
 class RoundPrinter:
     """Observer that shows the rounds; inside a `with` block of a terminal as a bar, else as lines.
 
-    Whatever the console, what went wrong in a round stays on the screen.
+    Whatever the console, what went wrong in a round stays on the screen. `timed`: with an estimate
+    of the time that is left, from which one could tell how long every round took.
     """
 
-    def __init__(self, console: Console, num_rounds: int, label: str = "") -> None:
+    def __init__(
+        self, console: Console, num_rounds: int, label: str = "", *, timed: bool = True
+    ) -> None:
         self._console = console
         self._num_rounds = num_rounds
         self._label = label
+        self._timed = timed
         self._began = time.monotonic()
         self._bar: _Bar | None = None
 
     def __enter__(self) -> Self:
         if self._console.is_terminal and not self._console.quiet:
-            self._bar = _Bar(self._console, self._num_rounds, self._label)
+            self._bar = _Bar(self._console, self._num_rounds, self._label, self._timed)
         return self
 
     def __exit__(
@@ -99,14 +109,15 @@ class RoundPrinter:
             self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def _left(self, done: int) -> str:
-        if not 0 < done < self._num_rounds:
+        if not self._timed or not 0 < done < self._num_rounds:
             return ""
         seconds = (time.monotonic() - self._began) / done * (self._num_rounds - done)
         return f"  left {time_left(seconds)}" if seconds >= 1 else ""
 
 
 class _Bar:
-    def __init__(self, console: Console, num_rounds: int, label: str) -> None:
+    def __init__(self, console: Console, num_rounds: int, label: str, timed: bool) -> None:
+        left = TimeRemainingColumn(compact=True, elapsed_when_finished=True)
         self._num_rounds = num_rounds
         self._progress = Progress(
             TextColumn("{task.description}", markup=False),
@@ -114,7 +125,7 @@ class _Bar:
             MofNCompleteColumn(),
             TextColumn("{task.fields[said]}", markup=False),
             TextColumn("{task.fields[clients]}", markup=False),
-            TimeRemainingColumn(compact=True, elapsed_when_finished=True),
+            *([left] if timed else []),
             console=console,
         )
         self._task = self._progress.add_task(f"{label}round", total=num_rounds, said="", clients="")

@@ -153,12 +153,11 @@ def _tell_end(log: "RunLog", status: "RunStatus") -> int:
 
 
 def _tell_summary(summary: dict[str, Any]) -> None:
+    from launch.progress import taken
+
     accuracy = summary["final"].get("accuracy")
     said = f", accuracy {100 * accuracy:.1f} %" if accuracy is not None else ""
-    typer.echo(
-        f"{summary['status']}: {summary['rounds_completed']} rounds in "
-        f"{summary['wall_seconds']:.1f} s{said}"
-    )
+    typer.echo(f"{summary['status']}: {summary['rounds_completed']} rounds{taken(summary)}{said}")
 
 
 def _nobody_told_to_lie(settings: list[str] | None) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from rich.console import Console
 
 from launch.progress import RoundPrinter
 from server_app.config import ConfigError, RunConfig
+from server_app.privacy_checks import claims_privacy
 from server_app.run import execute, prepare
 from server_app.run_report import REPORT
 from simulation.engine import EngineGrid
@@ -33,7 +34,8 @@ def simulate(
         raise ConfigError(str(error)) from error
     for note in prepared.notes:
         console.print(note, markup=False, highlight=False, soft_wrap=True)
-    with RoundPrinter(console, config.num_server_rounds, label) as printer:
+    timed = not claims_privacy(config)
+    with RoundPrinter(console, config.num_server_rounds, label, timed=timed) as printer:
         summary = execute(prepared, grid, [printer, *observers])
     text = f"{label}run folder: {prepared.folder}"
     if (prepared.folder / REPORT).exists():

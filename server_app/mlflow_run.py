@@ -37,7 +37,7 @@ class MlflowRun:
 
     def round(self, entry: Mapping[str, Any]) -> None:
         """Log the round's numbers."""
-        now = int(1000 * self._clock())
+        now = self._now()
         metrics = [
             self._metric(name, value, now, entry["round"])
             for name, value in scalars(entry).items()
@@ -49,10 +49,15 @@ class MlflowRun:
         """Log what is said of privacy, and end the run as finished or failed."""
         privacy = summary.get("privacy") or {}
         if privacy.get("epsilon") is not None:
-            self._client.log_metric(self._run, "epsilon", privacy["epsilon"])
+            epsilon = privacy["epsilon"]
+            self._client.log_metric(self._run, "epsilon", epsilon, timestamp=self._now())
         if privacy.get("claim"):
             self._client.set_tag(self._run, "privacy", privacy["claim"])
         if summary.get("reason"):
             self._client.set_tag(self._run, "reason", summary["reason"])
         completed = summary["status"] == "completed"
-        self._client.set_terminated(self._run, "FINISHED" if completed else "FAILED")
+        status = "FINISHED" if completed else "FAILED"
+        self._client.set_terminated(self._run, status, end_time=self._now())
+
+    def _now(self) -> int:
+        return int(1000 * self._clock())

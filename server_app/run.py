@@ -15,6 +15,7 @@ from attacks import AttackingGrid, fixed_corrupt, redrawn_corrupt
 from attacks.registry import OwnAttackFailed
 from server_app.build import build_strategy, check_names
 from server_app.config import ConfigError, RunConfig
+from server_app.folder_place import choose_folder, create_folder
 from server_app.instruments import Instruments
 from server_app.posterior_recorder import PosteriorRecorder
 from server_app.posterior_report import check_posterior, report_posterior
@@ -31,7 +32,7 @@ from server_app.privacy import (
 from server_app.privacy_checks import claims_sample_privacy, is_noised
 from server_app.resume import how_it_goes_on, read_resumed
 from server_app.run_counts import last_report
-from server_app.run_folder import RunFolder, choose_folder, create_folder
+from server_app.run_folder import RunFolder
 from server_app.run_report import publish
 from server_app.state_files import Saved
 from server_app.tracking import check_tracking, make_trackers
@@ -116,7 +117,7 @@ def execute(
     NotEnoughReplies after fail-after rounds in a row with too few replies.
     """
     config = prepared.config
-    create_folder(prepared.folder)
+    create_folder(prepared.folder, config)
     num_classes = prepared.problem.task.num_classes
     instruments = Instruments(config.instruments, num_classes, config.seed)
     trackers = make_trackers(config, prepared.folder)

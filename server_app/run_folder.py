@@ -5,7 +5,6 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -16,7 +15,17 @@ from safetensors.numpy import save
 
 from attacks.own_code import keep
 from server_app.client_history import CLIENTS, client_fields, history_entry
-from server_app.config import OWN_CODE_KEYS, ConfigError, RunConfig, to_mapping
+from server_app.config import OWN_CODE_KEYS, RunConfig, to_mapping
+from server_app.folder_place import (
+    CHECKPOINTS,
+    CONFIG,
+    EVENTS,
+    METRICS,
+    OPERATOR,
+    SUMMARY,
+    create_folder,
+    hide_times,
+)
 from server_app.line_log import LineLog, finite
 from server_app.privacy_checks import claims_privacy
 from server_app.run_counts import Counts, cohort_of, failures_in
@@ -26,58 +35,10 @@ from strategies import RoundReport
 from strategies.durable_file import replace_file
 from strategies.run_state import RunState
 
-CHECKPOINTS = "checkpoints"
-METRICS = "metrics.jsonl"
-OPERATOR = "operator.jsonl"
-SUMMARY = "summary.json"
 # A state takes some milliseconds: no more often than this where rounds are as quick as that.
 STATE_SECONDS = 0.25
 # ... and where a large model's state takes longer, at most this share of a run's time.
 STATE_SHARE = 0.05
-_WRITTEN = ("config.toml", CLIENTS, OPERATOR, CHECKPOINTS, "plots", "report.html")
-
-
-def choose_folder(config: RunConfig) -> Path:
-    """Where a run goes: resume, output-dir, or a new folder under runs/. Creates nothing.
-
-    Raises ConfigError if output-dir already holds a run or what a run would write over, or cannot
-    be written.
-    """
-    if config.resume:
-        return Path(config.resume).expanduser()
-    if not config.output_dir:
-        stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S-%f")[:-3]
-        return Path("runs") / f"{stamp}-{config.algorithm}-{config.task}"
-    folder = Path(config.output_dir).expanduser()
-    try:
-        if (folder / METRICS).exists() or (folder / SUMMARY).exists():
-            raise ConfigError(
-                f"output-dir = {config.output_dir} already holds a run: choose another folder"
-            )
-        # Somebody else's: a run would write over it.
-        taken = [name for name in _WRITTEN if (folder / name).exists()]
-        if taken:
-            raise ConfigError(
-                f"output-dir = {config.output_dir} already has {taken[0]}: choose another folder"
-            )
-        parent = next(p for p in (folder, *folder.absolute().parents) if p.exists())
-    except OSError as error:
-        raise _unwritable(config.output_dir, error) from None
-    if not parent.is_dir() or not os.access(parent, os.W_OK):
-        raise ConfigError(f"output-dir = {config.output_dir} cannot be written")
-    return folder
-
-
-def _unwritable(folder: object, error: OSError) -> ConfigError:
-    return ConfigError(f"output-dir = {folder} cannot be written: {error.strerror}")
-
-
-def create_folder(folder: Path) -> None:
-    """Make the run's folder; ConfigError where that cannot be done (choose_folder cannot know)."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise _unwritable(folder, error) from None
 
 
 class ExtraFields(Protocol):
@@ -127,13 +88,13 @@ class RunFolder:
         self._privacy: Callable[[], dict[str, Any] | None] = lambda: None
         self._spent: Callable[[], Mapping[str, float]] = dict
         self._state: Callable[[], RunState] | None = None
-        create_folder(path)
+        create_folder(path, config)
         # Also the lock: two runs must not write one folder.
         self._logs = {METRICS: LineLog(path / METRICS, alone=True)}
         beside = OPERATOR if claims_privacy(config) else CLIENTS
-        self._logs[beside] = LineLog(path / beside)
+        self._logs[beside] = LineLog(path / beside, private=beside == OPERATOR)
         settings = to_mapping(config.model_copy(update={"resume": ""}))
-        (path / "config.toml").write_text(tomli_w.dumps(settings), encoding="utf-8")
+        self._write_config(settings)
         for key in OWN_CODE_KEYS:
             keep(key, str(settings[key]), path)
         if saved is not None:
@@ -153,6 +114,18 @@ class RunFolder:
         self._append(lines)
         for tracker in self._trackers:
             tracker.round(entry)
+        self._hide_times(self.path / METRICS, *self.path.glob(EVENTS))
+
+    def _hide_times(self, *written: Path) -> None:
+        if claims_privacy(self._config):
+            hide_times(self.path, *written)
+
+    def _write_config(self, settings: Mapping[str, Any]) -> None:
+        path = self.path / CONFIG
+        began = path.stat().st_mtime_ns if path.exists() else time.time_ns()
+        path.write_text(tomli_w.dumps(dict(settings)), encoding="utf-8")
+        # A run that is resumed began when it first did.
+        os.utime(path, ns=(began, began))
 
     def _append(self, lines: Mapping[str, Mapping[str, Any]]) -> None:
         for name, line in lines.items():
@@ -237,10 +210,9 @@ class RunFolder:
 
     def save_model(self, state: Mapping[str, np.ndarray], name: str) -> None:
         """Write checkpoints/NAME.safetensors as a whole or not at all."""
-        replace_file(
-            self.path / CHECKPOINTS / f"{name}.safetensors",
-            save({key: np.ascontiguousarray(value) for key, value in state.items()}),
-        )
+        path = self.path / CHECKPOINTS / f"{name}.safetensors"
+        replace_file(path, save({key: np.ascontiguousarray(a) for key, a in state.items()}))
+        self._hide_times(path)
 
     def finish(self, status: str, reason: str = "") -> dict[str, Any]:
         """Write summary.json and return what it holds; `status` is completed or failed."""
@@ -256,7 +228,7 @@ class RunFolder:
             "clients": None if self._confidential else self._counts.clients,
             "failures": None if self._confidential else self._counts.failures,
             "resumed_after": self._counts.resumed_after,
-            "wall_seconds": round(time.monotonic() - self._began, 3),
+            "wall_seconds": self._wall_seconds(),
             "status": status,
         }
         if reason:
@@ -268,7 +240,14 @@ class RunFolder:
             log.close()
         for tracker in self._trackers:
             tracker.finish(summary)
+        self._hide_times()
         return summary
+
+    def _wall_seconds(self) -> float | None:
+        """None under a claim: of a run of one round it is the time that its slowest client took."""
+        if claims_privacy(self._config):
+            return None
+        return round(time.monotonic() - self._began, 3)
 
 
 def _beside(report: RoundReport) -> dict[str, dict[str, Any]]:
@@ -328,6 +307,8 @@ def write_failure(
             "reason": reason,
         },
     )
+    if claims_privacy(config) and (folder / CONFIG).exists():
+        hide_times(folder)
     return True
 
 

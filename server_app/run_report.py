@@ -12,6 +12,7 @@ import jinja2
 from markupsafe import Markup
 
 from server_app import report_facts as facts
+from server_app.folder_place import hide_times
 from server_app.posterior_store import FOLDER as POSTERIOR
 from server_app.report_page import PAGE, STYLE
 from server_app.run_plots import FOLDER as PLOTS
@@ -90,6 +91,8 @@ def write_report(folder: Path) -> Path:
     draw_plots(record)
     path = folder / REPORT
     replace_file(path, render(record).encode())
+    if facts.is_confidential(record):
+        hide_times(folder)
     return path
 
 

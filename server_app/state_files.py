@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load, save
 
-from strategies.durable_file import private_folder, replace_file
+from strategies.durable_file import PRIVATE, private_folder, replace_file
 from strategies.run_state import RunState
 
 FOLDER = "state"
@@ -52,6 +52,8 @@ def write_saved(run: Path, saved: Saved) -> None:
     others = [path for path, _, _ in _files(run) if path != written]
     for old in others[:-1]:
         old.unlink()
+    for kept in others[-1:]:
+        kept.chmod(PRIVATE)
 
 
 def read_saved(run: Path) -> Saved | None:

@@ -1,6 +1,7 @@
 """What a person sees while a run is under way, and what a program reads when it has ended."""
 
 import io
+import itertools
 import json
 import re
 import subprocess
@@ -65,6 +66,25 @@ def test_a_quiet_console_shows_nothing() -> None:
     with RoundPrinter(Console(file=stream, force_terminal=True, quiet=True), 12) as printer:
         printer.show(ENTRY)
     assert stream.getvalue() == ""
+
+
+@pytest.mark.parametrize("timed", [True, False])
+def test_an_estimate_tells_how_long_rounds_took(
+    monkeypatch: pytest.MonkeyPatch, timed: bool
+) -> None:
+    """Under a privacy claim there is none, in lines as on the bar."""
+    shown = []
+    for terminal in (True, False):
+        now = itertools.count(0.0, 100.0)
+        monkeypatch.setattr("time.monotonic", lambda now=now: next(now))
+        stream = io.StringIO()
+        console = Console(file=stream, width=120, force_terminal=terminal, force_interactive=False)
+        with RoundPrinter(console, 12, timed=timed) as printer:
+            printer.show({"round": 1})
+            printer.show({"round": 2})
+        shown.append(re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", stream.getvalue()))
+    assert "2/12" in shown[0]
+    assert ["--:--" in shown[0] or "0:" in shown[0], "  left " in shown[1]] == [timed, timed]
 
 
 def test_time_left() -> None:

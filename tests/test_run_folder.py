@@ -14,10 +14,10 @@ from flwr.app import Message
 from safetensors.numpy import load_file
 
 from server_app.config import ConfigError, RunConfig, make_config, read_recipe
+from server_app.folder_place import choose_folder
 from server_app.run import PreparedRun, execute, prepare
 from server_app.run_folder import (
     RunFolder,
-    choose_folder,
     read_metrics,
     read_summary,
     round_entry,

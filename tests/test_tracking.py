@@ -189,6 +189,9 @@ def test_mlflow_is_not_told_how_long_a_private_round_took(tmp_path: Path) -> Non
     history = client.get_metric_history(run.info.run_id, "loss")
     assert len(history) == 4
     assert len({metric.timestamp for metric in history}) == 1
+    # Nor how long the run took: with one round that is the same.
+    (epsilon,) = client.get_metric_history(run.info.run_id, "epsilon")
+    assert epsilon.timestamp == run.info.end_time == history[0].timestamp
 
 
 def test_nobody_is_told_where_nobody_asked(tmp_path: Path) -> None:

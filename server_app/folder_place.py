@@ -1,0 +1,103 @@
+"""Where a run's folder is, who may read it, and what its files' times tell.
+
+Under a privacy claim the folder is its owner's alone: beside what is released it holds what is not,
+and a listing would tell how long every round took. What is handed on from there is a copy.
+"""
+
+import os
+import stat
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+from server_app.client_history import CLIENTS
+from server_app.config import ConfigError, RunConfig
+from server_app.privacy_checks import claims_privacy
+from strategies.durable_file import private_folder
+
+CONFIG = "config.toml"
+METRICS = "metrics.jsonl"
+OPERATOR = "operator.jsonl"
+CHECKPOINTS = "checkpoints"
+SUMMARY = "summary.json"
+# TensorBoard's.
+EVENTS = "events.out.tfevents.*"
+# What a run leaves, apart from the user's own code: what may be handed on under a claim, and what
+# may not and is for its owner's eyes whether there is a claim or not.
+RELEASED = (CONFIG, METRICS, SUMMARY, CHECKPOINTS, "plots", "report.html", EVENTS)
+WITHHELD = (OPERATOR, "state", "ledger.json", "logs", "logs-*")
+_WRITTEN = (CONFIG, CLIENTS, OPERATOR, CHECKPOINTS, "plots", "report.html")
+
+
+def choose_folder(config: RunConfig) -> Path:
+    """Where a run goes: resume, output-dir, or a new folder under runs/. Creates nothing.
+
+    Raises ConfigError if output-dir already holds a run or what a run would write over, or cannot
+    be written.
+    """
+    if config.resume:
+        return Path(config.resume).expanduser()
+    if not config.output_dir:
+        stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S-%f")[:-3]
+        return Path("runs") / f"{stamp}-{config.algorithm}-{config.task}"
+    folder = Path(config.output_dir).expanduser()
+    try:
+        if (folder / METRICS).exists() or (folder / SUMMARY).exists():
+            raise ConfigError(
+                f"output-dir = {config.output_dir} already holds a run: choose another folder"
+            )
+        # Somebody else's: a run would write over it.
+        taken = [name for name in _WRITTEN if (folder / name).exists()]
+        if taken:
+            raise ConfigError(
+                f"output-dir = {config.output_dir} already has {taken[0]}: choose another folder"
+            )
+        parent = next(p for p in (folder, *folder.absolute().parents) if p.exists())
+        others = claims_privacy(config) and folder == parent and _is_shared(folder)
+    except OSError as error:
+        raise _unwritable(config.output_dir, error) from None
+    if others:
+        raise ConfigError(
+            f"output-dir = {config.output_dir} is not allowed under a privacy claim: it holds "
+            "other files, and others may read it; choose another folder, or take their right away "
+            f"(chmod go= {config.output_dir})"
+        )
+    if not parent.is_dir() or not os.access(parent, os.W_OK):
+        raise ConfigError(f"output-dir = {config.output_dir} cannot be written")
+    return folder
+
+
+def _is_shared(folder: Path) -> bool:
+    """Whether a folder that is there and in use may be entered by anybody but its owner."""
+    return bool(stat.S_IMODE(folder.stat().st_mode) & 0o077) and any(folder.iterdir())
+
+
+def _unwritable(folder: object, error: OSError) -> ConfigError:
+    return ConfigError(f"output-dir = {folder} cannot be written: {error.strerror}")
+
+
+def create_folder(folder: Path, config: RunConfig) -> None:
+    """Make the run's folder; ConfigError where that cannot be done (choose_folder cannot know)."""
+    try:
+        if claims_privacy(config):
+            private_folder(folder)
+        else:
+            folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _unwritable(folder, error) from None
+
+
+def hide_times(folder: Path, *written: Path) -> None:
+    """Let the files `written`, by default all that may be released, and the folders they are in
+    say that they are as old as the run: a copy keeps the times of its original."""
+    began = (folder / CONFIG).stat().st_mtime_ns
+    for path in written or _released(folder):
+        for one in (path, path.parent, folder):
+            os.utime(one, ns=(began, began))
+
+
+def _released(folder: Path) -> Iterator[Path]:
+    for pattern in RELEASED:
+        for path in folder.glob(pattern):
+            yield path
+            yield from path.glob("*")

@@ -1,0 +1,240 @@
+"""Who may read what a run leaves, whatever the umask, and what the files' times tell."""
+
+import os
+import re
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from digits_runs import configuration
+from rich.console import Console
+
+from launch.cli import finish
+from launch.simulate import simulate
+from server_app.config import ConfigError
+from server_app.folder_place import RELEASED, WITHHELD, create_folder
+from server_app.privacy import privacy_of_dead_run
+from server_app.run_folder import read_summary, write_failure
+from server_app.run_report import publish
+from strategies.reports import RoundReport
+
+ROUNDS = 4
+PRIVATE: dict[str, Any] = {
+    "algorithm": "dp-fedavg",
+    "clip_norm": 1.0,
+    "noise_multiplier": 2.0,
+    "participation": "poisson",
+    "sample_rate": 0.5,
+    "instruments": False,
+    "num_server_rounds": ROUNDS,
+    "state_every": 1,
+    "checkpoint_every": 1,
+    "report": True,
+    "tensorboard": True,
+}
+Observe = Callable[[RoundReport], None]
+
+
+class Killed(BaseException):
+    pass
+
+
+def run(folder: Path, *observers: Observe, **options: Any) -> dict[str, Any]:
+    config = configuration(folder, **{**PRIVATE, **options})
+    return simulate(config, Console(quiet=True), observers=observers)
+
+
+def killed(folder: Path, after: int, *observers: Observe, **options: Any) -> None:
+    """As SIGKILL leaves it."""
+
+    def die(report: RoundReport) -> None:
+        if report.server_round == after:
+            raise Killed
+
+    with pytest.raises(Killed):
+        run(folder, *observers, die, **options)
+    (folder / "summary.json").unlink()
+
+
+@pytest.fixture
+def no_umask() -> Iterator[None]:
+    """Whatever is not asked for otherwise may be read and written by everybody."""
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def kind(folder: Path, path: Path) -> str:
+    """Whether a file may be released, by its place in the run's folder."""
+    top = folder / path.relative_to(folder).parts[0]
+    kinds = {"released": RELEASED, "withheld": WITHHELD}
+    (found,) = (k for k, patterns in kinds.items() if any(top.match(p) for p in patterns))
+    return found
+
+
+def check_modes(folder: Path) -> set[str]:
+    """The top-level names that were looked at."""
+    assert mode(folder) == 0o700
+    for path in folder.rglob("*"):
+        if kind(folder, path) == "withheld":
+            assert (path, oct(mode(path))) == (path, oct(0o700 if path.is_dir() else 0o600))
+    return {path.name for path in folder.iterdir()}
+
+
+@pytest.mark.usefixtures("no_umask")
+def test_what_is_not_released_is_its_owners_from_its_creation_and_stays_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "run"
+    created: dict[str, set[int]] = {}
+    real = os.open
+
+    def watched(path: Any, flags: int, *arguments: Any, **options: Any) -> int:
+        descriptor = real(path, flags, *arguments, **options)
+        if flags & os.O_CREAT:
+            # A part has the name of what it becomes.
+            name = re.sub(r"^\.(.*)\.part$", r"\1", Path(path).name)
+            created.setdefault(name, set()).add(stat.S_IMODE(os.fstat(descriptor).st_mode))
+        return descriptor
+
+    monkeypatch.setattr(os, "open", watched)
+
+    def look(report: RoundReport) -> None:
+        del report
+        assert {"operator.jsonl", "ledger.json", "state"} <= check_modes(folder)
+
+    killed(folder, 2, look)
+    check_modes(folder)
+    # An earlier version's folder, or somebody's chmod -R.
+    for path in (folder, *folder.rglob("*")):
+        path.chmod(0o777 if path.is_dir() else 0o666)
+    killed(folder, 3, look, resume=str(folder))
+    check_modes(folder)
+    run(folder, look, resume=str(folder))
+    check_modes(folder)
+    # What goes by os.open is all there is, and nothing was wider for a moment.
+    withheld = {name: modes for name, modes in created.items() if not is_released(name)}
+    states = {name for name in withheld if name.startswith("round-0000")}
+    assert {f"round-0000{n}" for n in range(ROUNDS + 1)} == {name[:11] for name in states}
+    assert withheld.keys() - states == {"operator.jsonl", "ledger.json"}
+    assert all(modes <= {0o600} for name, modes in withheld.items() if name in states)
+    assert withheld["ledger.json"] == {0o600}
+    # The resumed run found it wider, and what it opened was narrowed at once.
+    assert withheld["operator.jsonl"] <= {0o600, 0o666}
+
+
+def is_released(name: str) -> bool:
+    return re.fullmatch(r"round-\d{5}\.safetensors", name) is not None or any(
+        Path(name).match(pattern) for pattern in (*RELEASED, "final.safetensors", "*.png")
+    )
+
+
+@pytest.mark.usefixtures("no_umask")
+def test_without_a_claim_states_are_withheld_and_the_rest_is_as_the_umask_says(
+    tmp_path: Path,
+) -> None:
+    def look(report: RoundReport) -> None:
+        del report
+        assert mode(tmp_path / "run" / "state") == 0o700
+        assert {mode(path) for path in (tmp_path / "run" / "state").iterdir()} == {0o600}
+
+    options = {"algorithm": "gfedavg", "noise_multiplier": 0.0, "clip_norm": 0.0}
+    run(tmp_path / "run", look, **options)
+    assert mode(tmp_path / "run") == 0o777
+    assert mode(tmp_path / "run" / "metrics.jsonl") == 0o666
+    assert mode(tmp_path / "run" / "checkpoints" / "final.safetensors") == 0o666
+
+
+def test_every_file_is_on_the_list_of_the_privacy_page(tmp_path: Path, repository: Path) -> None:
+    """A run with everything on leaves nothing of which the page does not say whether it may be
+    handed on."""
+    page = (repository / "docs" / "privacy.md").read_text()
+    run(tmp_path)
+    for path in tmp_path.rglob("*"):
+        kind(tmp_path, path)
+    rows = dict(re.findall(r"^\| `([^`]+)` \| (yes|no) \|", page, re.MULTILINE))
+    listed = dict.fromkeys(RELEASED, "yes") | dict.fromkeys(WITHHELD, "no")
+    assert {name.rstrip("/"): said for name, said in rows.items()} == listed
+
+
+def test_a_folder_that_others_read_and_use_is_refused(tmp_path: Path) -> None:
+    """Its mode is not the run's to change, and the run's own files would lie open in it."""
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o755)
+    (shared / "notes.txt").touch()
+    with pytest.raises(ConfigError, match="holds other files, and others may read it") as caught:
+        run(shared)
+    assert "\n" not in str(caught.value)
+    assert mode(shared) == 0o755
+    (shared / "notes.txt").unlink()
+    run(shared)
+    assert mode(shared) == 0o700
+
+
+# Times.
+
+
+def times(folder: Path) -> set[int]:
+    """When what may be released was written, to the nanosecond."""
+    paths = [path for path in folder.rglob("*") if kind(folder, path) == "released"]
+    return {path.stat().st_mtime_ns for path in (folder, *paths)}
+
+
+def test_no_files_time_tells_how_long_a_round_took(tmp_path: Path) -> None:
+    seen: list[set[int]] = []
+
+    def look(report: RoundReport) -> None:
+        if report.server_round:
+            seen.append(times(tmp_path / "run"))
+
+    killed(tmp_path / "run", 2, look)
+    seen.append(times(tmp_path / "run"))
+    run(tmp_path / "run", look, resume=str(tmp_path / "run"))
+    seen.append(times(tmp_path / "run"))
+    (began,) = seen[-1]
+    # All the time, also while it ran, and after a kill; the resumed run began when it first did.
+    assert seen == [{began}] * len(seen)
+    assert len(seen) == ROUNDS + 2
+
+
+def test_nor_those_of_a_run_that_its_command_buried(tmp_path: Path) -> None:
+    killed(tmp_path, 2)
+    config = configuration(tmp_path, **PRIVATE)
+    assert write_failure(tmp_path, config, "killed", privacy_of_dead_run(config, tmp_path))
+    publish(tmp_path)
+    assert len(times(tmp_path)) == 1
+
+
+def test_how_long_a_private_run_took_is_not_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of one round it is the time that its slowest client took."""
+    summary = run(tmp_path / "private", num_server_rounds=1)
+    assert summary["wall_seconds"] is None
+    assert read_summary(tmp_path / "private") == summary
+    assert "wall time" not in (tmp_path / "private" / "report.html").read_text()
+    finish(summary)
+    assert "completed: 1 rounds, accuracy" in capsys.readouterr().out
+    unclaimed = run(tmp_path / "unclaimed", claim_privacy=False)
+    assert unclaimed["wall_seconds"] > 0
+    finish(unclaimed)
+    assert f"in {unclaimed['wall_seconds']:.1f} s" in capsys.readouterr().out
+
+
+def test_a_folder_that_is_somebody_elses_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, wanted: int) -> None:
+        del path, wanted
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(Path, "chmod", refuse)
+    with pytest.raises(ConfigError, match=r"output-dir = .* cannot be written: Operation not perm"):
+        create_folder(tmp_path, configuration(tmp_path, **PRIVATE))
