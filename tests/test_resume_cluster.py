@@ -2,6 +2,7 @@
 
 import os
 import signal
+import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -183,6 +184,8 @@ def test_everything_is_killed_and_the_command_is_given_again(
         assert f"the run is completed ({ROUNDS} rounds)" in done_again.stderr
     assert (dead / "logs-1" / "superlink.log").exists()
     assert (dead / "logs" / "superlink.log").exists()
+    # They tell who answered, and when.
+    assert {stat.S_IMODE((dead / name).stat().st_mode) for name in ("logs", "logs-1")} == {0o700}
     same_model(whole, dead)
     assert numbers(whole) == numbers(dead)
 

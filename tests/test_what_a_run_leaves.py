@@ -47,7 +47,7 @@ def run(folder: Path, *observers: Observe, **options: Any) -> dict[str, Any]:
 
 
 def killed(folder: Path, after: int, *observers: Observe, **options: Any) -> None:
-    """As SIGKILL leaves it."""
+    """As SIGKILL leaves it: without a summary, and without its having been there."""
 
     def die(report: RoundReport) -> None:
         if report.server_round == after:
@@ -55,7 +55,9 @@ def killed(folder: Path, after: int, *observers: Observe, **options: Any) -> Non
 
     with pytest.raises(Killed):
         run(folder, *observers, die, **options)
+    before = folder.stat()
     (folder / "summary.json").unlink()
+    os.utime(folder, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
 @pytest.fixture
@@ -204,7 +206,7 @@ def test_no_files_time_tells_how_long_a_round_took(tmp_path: Path) -> None:
     assert len(seen) == ROUNDS + 2
 
 
-def test_nor_those_of_a_run_that_its_command_buried(tmp_path: Path) -> None:
+def test_nor_those_of_a_run_whose_end_its_command_wrote_down(tmp_path: Path) -> None:
     killed(tmp_path, 2)
     config = configuration(tmp_path, **PRIVATE)
     assert write_failure(tmp_path, config, "killed", privacy_of_dead_run(config, tmp_path))
