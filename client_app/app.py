@@ -11,7 +11,7 @@ from server_app.config import RunConfig, make_config
 from strategies.local_rule import LANGEVIN
 from tasks.evaluation import evaluate
 
-from .bounding import bounded_models, step_clip_norm, unclipped_norms
+from .bounding import step_clip_norm, unclipped_norms
 from .configured_rule import check_rule
 from .disclosure import disclosing
 from .dp_sgd import sample_epsilon, train_clients_privately
@@ -97,8 +97,7 @@ def train(message: Message, context: Context) -> Message:
             local_training(config, [request], [client.client_id]),
             [client_generator(*key)],
         )
-    bounded = bounded_models(request.rule, start, params, request.local_lr)
-    noised = noised_models(config, bounded, request, [client.client_id])
+    noised = noised_models(config, start, params, request, [client.client_id])
     (arrays,) = trained_arrays(request.arrays, model, noised)
     (norm,) = unclipped_norms(config, start, params, request.local_lr)
     spent = sample_epsilon(config, _rounds_trained(context, request.server_round))

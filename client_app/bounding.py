@@ -28,8 +28,15 @@ def bounded_models(
         return clip(params, rule.numbers[BOUND])
     if rule.name not in (CLIP_UPDATE, NORMALIZE_UPDATE):
         return params
+    return start - bounded_update(rule, start, params, local_lr)
+
+
+def bounded_update(
+    rule: LocalRule, start: torch.Tensor, params: torch.Tensor, local_lr: float
+) -> torch.Tensor:
+    """w − w_i [B, d], or [d], clipped or normalised to η_l times the rule's bound."""
     constrain = normalize if rule.name == NORMALIZE_UPDATE else clip
-    return start - constrain(start - params, local_lr * rule.numbers[BOUND])
+    return constrain(start - params, local_lr * rule.numbers[BOUND])
 
 
 def unclipped_norms(

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import torch
 
+from client_app.bounding import bounded_models, bounded_update
 from client_app.disclosure import PublicRefusal
 from client_app.messages import RoundRequest
 from server_app.config import RunConfig
@@ -17,13 +18,21 @@ _NOISE_STREAM = 0x6E01
 
 
 def noised_models(
-    config: RunConfig, bounded: torch.Tensor, request: RoundRequest, clients: Sequence[int]
+    config: RunConfig,
+    start: torch.Tensor,
+    trained: torch.Tensor,
+    request: RoundRequest,
+    clients: Sequence[int],
 ) -> torch.Tensor:
-    """Models [B, d] of bounded updates, with N(0, (η_l z C)²/s I) added to each.
+    """Models [B, d] with the bounded updates of `trained` [B, d] from `start` [d], and noise.
 
-    In gradient units every g_i gets N(0, (z C)²/s I), s the number of clients invited; the same
-    rows come back where the round's rule names no noise. From the operating system's entropy, or
-    from the run's seed where `insecure-seeded-noise` says so.
+    By the round's rule: every g_i gets N(0, (z C)²/s I) in gradient units, s the number of clients
+    invited. From the operating system's entropy, or from the run's seed where
+    `insecure-seeded-noise` says so. Without noise in the rule, just as `bounded_models`.
+
+    Update and noise are added in float64 and rounded to the model's dtype with it, once: what is
+    rounded before the noise could be moved by more than C by a server whose model is large. An
+    update that is not finite counts as 0, since NaN would pass through any noise.
 
     Raises PublicRefusal, so that nothing is sent, where the server names more clients or less noise
     than the run's configuration allows: with less than the local figure counts on, a client does
@@ -31,17 +40,15 @@ def noised_models(
     """
     z, invited = drawn_noise(config, request.rule)
     if z == 0:
-        return bounded
-    deviation = client_deviation(z, request.rule.numbers[BOUND], invited)
-    noised = bounded.clone()
-    for row, client in zip(noised, clients, strict=True):
-        noise = gaussian_noise(
-            tuple(row.shape),
-            deviation * request.local_lr,
-            _randomness(config, request.server_round, client),
-            torch.float64,
-        )
-        row.copy_(row.double() + noise)
+        return bounded_models(request.rule, start, trained, request.local_lr)
+    deviation = client_deviation(z, request.rule.numbers[BOUND], invited) * request.local_lr
+    origin, noised = start.double(), torch.empty_like(trained)
+    for row, model, client in zip(noised, trained, clients, strict=True):
+        update = bounded_update(request.rule, origin, model.double(), request.local_lr)
+        randomness = _randomness(config, request.server_round, client)
+        noise = gaussian_noise(tuple(row.shape), deviation, randomness, torch.float64)
+        finite = bool(torch.isfinite(update).all())
+        row.copy_(origin - (update + noise if finite else noise))
     return noised
 
 

@@ -107,7 +107,7 @@ class CanaryGrid(Grid):
         start = start_vector(request.arrays, model)
         length = request.local_lr * self._bound(request.local_lr)
         params = start - length * self._directions[rows].to(start.dtype)
-        params = noised_models(config, params, request, ids)
+        params = noised_models(config, start, params, request, ids)
         arrays = trained_arrays(request.arrays, model, params)
         return [
             train_reply(message, own, CLAIMED_EXAMPLES, None)

@@ -15,7 +15,7 @@ from flwr.supercore.run import Run
 from torch import Tensor
 
 from client_app.app import local_training
-from client_app.bounding import bounded_models, unclipped_norms
+from client_app.bounding import unclipped_norms
 from client_app.configured_rule import check_rule
 from client_app.disclosure import disclosed
 from client_app.dp_sgd import sample_epsilon, train_clients_privately
@@ -177,7 +177,7 @@ def train_together(
     cohorts = [grid.cohort(sent) for grid, sent in zip(grids, messages, strict=True)]
     requests = [request for cohort in cohorts for request in cohort.requests]
     clients = [client for cohort in cohorts for client in cohort.clients]
-    local_lr, rule = requests[0].local_lr, requests[0].rule
+    local_lr = requests[0].local_lr
     if len(cohorts) == 1:
         # One vector serves all: a matrix of copies may not fit beside the clients' models.
         starts = cohorts[0].start
@@ -192,7 +192,6 @@ def train_together(
         steps = local_training(config, requests, clients)
         params, losses = train_clients(grids[0].training_model, starts, shards, steps, generators)
     norms = iter(unclipped_norms(config, starts, params, local_lr))
-    params = bounded_models(rule, starts, params, local_lr)
     sizes = [len(cohort.shards) for cohort in cohorts]
     return [
         _replies(grid, cohort, own_params, own_losses, [next(norms) for _ in cohort.shards])
@@ -206,7 +205,7 @@ def _replies(
     grid: EngineGrid, cohort: Cohort, params: Tensor, losses: Tensor, norms: list[float | None]
 ) -> list[Message]:
     config, request = grid.config, cohort.requests[0]
-    noised = noised_models(config, params, request, cohort.clients)
+    noised = noised_models(config, cohort.start, params, request, cohort.clients)
     answers = trained_arrays(request.arrays, grid.problem.model, noised, HeldArray)
     spent = sample_epsilon(config, request.server_round)
     return [

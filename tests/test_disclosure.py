@@ -143,7 +143,7 @@ def test_what_goes_wrong_in_a_round_is_told_to_the_client_alone(
     def broken(*_: object) -> None:
         raise ArithmeticError("example 17 is 1e30")
 
-    monkeypatch.setattr(client_app, "bounded_models", broken)
+    monkeypatch.setattr(client_app, "unclipped_norms", broken)
     path = data(tmp_path, 32)
     with pytest.raises(ValueError, match="only its own output says why") as raised:
         everything_sent(make_config({**OWN, **CLAIMS[claim]}), path)

@@ -88,7 +88,7 @@ def replies(update: Callable[[np.ndarray], np.ndarray], noisy: bool, client: int
         w = request.arrays["weight"].numpy().astype(np.float64)
         local = torch.from_numpy(w - request.local_lr * update(w))[None]
         if noisy:
-            local = noised_models(config, local, request, [client])
+            local = noised_models(config, torch.from_numpy(w), local, request, [client])
         metrics = MetricRecord({"num-examples": 7, "train-loss": 123.0})
         arrays = state_of(local[0].numpy(), mark=client + 1)
         content = RecordDict({"arrays": arrays, "metrics": metrics, "rule": request.rule.record()})
@@ -504,4 +504,4 @@ def test_a_client_does_not_answer_a_server_that_asks_for_too_little(z: float, in
     content = RecordDict({"arrays": state_of(START), "config": order, "rule": rule.record()})
     request = read_round(Message(content, dst_node_id=3, message_type="train"))
     with pytest.raises(ValueError, match=r"noise-multiplier|names (101|0|-4) clients"):
-        noised_models(config, torch.zeros(1, D), request, [0])
+        noised_models(config, torch.zeros(D), torch.zeros(1, D), request, [0])
