@@ -38,14 +38,15 @@ _RULES = {
 def check_rule(config: RunConfig, request: RoundRequest) -> None:
     """Raises PublicRefusal, so that nothing is sent, where the server's rule is not the one that
     the configuration gives at the round's rate: another is never carried out, nor attested."""
-    own = _configured_rule(config, request)
+    own = configured_rule(config, request)
     if request.rule != own:
         raise PublicRefusal(
             f"the server asks for the rule {request.rule}: by the run's configuration it is {own}"
         )
 
 
-def _configured_rule(config: RunConfig, request: RoundRequest) -> LocalRule:
+def configured_rule(config: RunConfig, request: RoundRequest) -> LocalRule:
+    """The rule that a client carries out by the configuration, at the round's rate."""
     name = _RULES.get(config.algorithm, SGD)
     numbers: dict[str, float] = {}
     if name == LANGEVIN:

@@ -21,21 +21,18 @@ def audit(config: RunConfig, canaries: int, runs: int, console: Console) -> Audi
             raise ConfigError(str(error)) from error
 
 
-def audit_report(config: RunConfig, result: AuditResult, canaries: int, runs: int) -> str:
+def audit_report(result: AuditResult) -> str:
     """The figures in words."""
-    one = result.one_shot
+    lines = []
+    for finding in result.findings:
+        attack = finding.attack[0].upper() + finding.attack[1:]
+        lines += [f"{attack}, delta = {finding.delta:g}:", _figure("claimed", finding.claimed)]
+        if finding.estimate is not None:
+            lines.append(_figure("estimate", finding.estimate))
+        lines.append(_figure("at least (95 %)", finding.found))
     verdict = "REFUTED" if result.refuted else "not refuted (which proves nothing)"
-    return "\n".join(
-        [
-            f"One run of {config.num_server_rounds} rounds with {canaries} canaries, "
-            f"delta = {config.delta:g}:",
-            f"  claimed epsilon               {result.claimed:10.3f}",
-            f"  estimate                      {one.epsilon:10.3f}",
-            f"  cautious estimate (95 %)      {one.epsilon_low:10.3f}",
-            f"{runs} runs of {result.short_rounds} round(s) with one canary and {runs} without, "
-            f"delta = {result.short_delta:g}:",
-            f"  claimed epsilon               {result.short_claimed:10.3f}",
-            f"  lower bound (95 %)            {result.short_bound:10.3f}",
-            f"The claim is {verdict}.",
-        ]
-    )
+    return "\n".join([*lines, f"The claim is {verdict}."])
+
+
+def _figure(name: str, epsilon: float) -> str:
+    return f"  {name + ' epsilon':<26}{epsilon:10.3f}"

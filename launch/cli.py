@@ -253,14 +253,14 @@ def diagnose(
 def audit(
     recipe: Recipe,
     canaries: Annotated[int, typer.Option(help="Canary clients in the one long run.")] = 100,
-    runs: Annotated[int, typer.Option(help="Short runs with one canary, and as many without.")] = (
-        200
-    ),
+    runs: Annotated[
+        int, typer.Option(help="Short runs with what neighbours differ in, and as many without.")
+    ] = 200,
     settings: Settings = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Try to refute a recipe's privacy claim with canary clients, in this process.
+    """Try to refute a recipe's privacy claims, in this process.
 
     Example: blackthorn audit recipes/dp-digits.toml
     """
@@ -272,8 +272,7 @@ def audit(
     if as_json:
         print_json({**asdict(result), "refuted": result.refuted})
     else:
-        text = audit_report(config, result, canaries, runs)
-        console.print(text, markup=False, highlight=False)
+        console.print(audit_report(result), markup=False, highlight=False)
     if result.refuted:
         raise typer.Exit(1)
 

@@ -44,14 +44,17 @@ class EngineGrid(Grid):
     """Grid of `config.num_clients` simulated clients of `problem`.
 
     `synchronous` tells the strategies that a reply is there as soon as it is asked for.
-    Raises ValueError for a task whose examples are on the nodes (own-data), and for a device that
-    this machine does not have.
+    `shards`: what they hold, by default as the task deals it. Raises ValueError for a task whose
+    examples are on the nodes (own-data) without shards, and for a device that this machine does not
+    have.
     """
 
     synchronous = True
 
-    def __init__(self, config: RunConfig, problem: Problem) -> None:
-        if problem.task.on_nodes:
+    def __init__(
+        self, config: RunConfig, problem: Problem, shards: Sequence[Shard] | None = None
+    ) -> None:
+        if problem.task.on_nodes and shards is None:
             raise ValueError(
                 f"task = {config.task} is not allowed in a simulation: the examples are on the "
                 "nodes; use blackthorn cluster"
@@ -61,7 +64,7 @@ class EngineGrid(Grid):
         self.config = config
         self.problem = problem
         self.training_model = problem.model.on(training_device(config.device)).compiled()
-        self._shards = problem.shards()
+        self._shards = problem.shards() if shards is None else list(shards)
         self._run = Run.create_empty(1)
         self._replies: dict[str, Message] = {}
 

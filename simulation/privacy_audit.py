@@ -1,9 +1,9 @@
-"""An empirical check of a privacy claim: canary clients in runs of the recipe's own mechanism.
+"""An empirical check of a recipe's privacy claims: each is attacked in runs of its own mechanism.
 
 It can refute a claim, never prove one.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -13,12 +13,13 @@ from flwr.app import ArrayRecord
 from server_app.build import frame_options
 from server_app.config import ConfigError, RunConfig
 from server_app.privacy import privacy_plan
-from server_app.privacy_checks import is_noised
+from server_app.privacy_checks import claims_sample_privacy, is_noised
 from server_app.robustness_checks import is_robust
 from simulation.canaries import CanaryGrid, random_directions
 from simulation.engine import EngineGrid
+from simulation.sample_audit import attack_sample_claim
 from strategies import DPFedAvg, DPNormFedAvg, FrameOptions, PrivacyPlan, spent
-from strategies.auditing import OneShot, lower_bound, one_shot_epsilon
+from strategies.auditing import Finding, lower_bound, one_shot_epsilon
 from strategies.private_averaging import PrivateAveraging
 from strategies.reports import RoundReport
 from tasks.problem import Problem, load_problem
@@ -30,21 +31,14 @@ _FEWEST_RUNS = 2  # one half of them chooses the event, the other counts it
 
 @dataclass(frozen=True)
 class AuditResult:
-    """`claimed` and `one_shot` are at the recipe's δ for the whole run; `short_claimed` and
-    `short_bound` at `short_delta` for runs of `short_rounds` rounds."""
+    """What the attacks on all claims of a recipe found."""
 
-    claimed: float
-    one_shot: OneShot
-    short_claimed: float
-    short_bound: float
-    short_delta: float
-    short_rounds: int
+    findings: Sequence[Finding]
 
     @property
     def refuted(self) -> bool:
-        """Whether one of the two contradicts the claim (each is wrong with probability
-        1 - confidence at most)."""
-        return self.one_shot.epsilon_low > self.claimed or self.short_bound > self.short_claimed
+        """Whether one of them contradicts its claim."""
+        return any(finding.refutes for finding in self.findings)
 
 
 def audit(
@@ -58,42 +52,62 @@ def audit(
     build: Build | None = None,
     advance: Advance = lambda done, total: None,  # noqa: ARG005
 ) -> AuditResult:
-    """Check the recipe's claim with `canaries` in one run of all its rounds, and with one canary in
-    `runs` short runs and as many without it. `build` makes the strategy (by default the product's).
+    """Attack every claim of the recipe, each in `runs` short runs with and as many without what its
+    neighbours differ in; the central one also with `canaries` in one run of all its rounds. `build`
+    makes the strategy (by default the product's).
 
     Raises ConfigError for a recipe that claims nothing, ValueError for too few canaries or runs.
     """
     plan = _claimed_plan(config)
+    of_samples = claims_sample_privacy(config)
+    if plan is None and not of_samples:
+        raise ConfigError(
+            f"the recipe with algorithm = {config.algorithm} makes no claim of privacy that an "
+            "audit attacks: nothing to audit"
+        )
     if runs < _FEWEST_RUNS:
         raise ValueError(f"runs = {runs} is not allowed: {_FEWEST_RUNS} or more")
     problem = load_problem(config)
-    make = build or _product(config)
-    total = 1 + 2 * runs
-    one_shot = _one_shot(config, problem, plan, make, canaries, confidence)
-    advance(1, total)
-    statistics: dict[bool, list[float]] = {True: [], False: []}
-    for run in range(runs):
-        for with_canary in (True, False):
-            statistics[with_canary].append(
-                _short_run(config, problem, plan, make, with_canary, run, short_rounds)
+    central = 0 if plan is None else 1 + 2 * runs
+    total = central + 2 * runs * of_samples
+    findings = []
+    if plan is not None:
+        make = build or _product(config)
+        findings.append(_one_shot(config, problem, plan, make, canaries, confidence))
+        advance(1, total)
+        statistics: dict[bool, list[float]] = {True: [], False: []}
+        for run in range(runs):
+            for with_canary in (True, False):
+                statistics[with_canary].append(
+                    _short_run(config, problem, plan, make, with_canary, run, short_rounds)
+                )
+                advance(2 + 2 * run + (not with_canary), total)
+        short = spent([(plan.release(), short_rounds)], short_delta, plan.accountant)
+        present, absent = np.array(statistics[True]), np.array(statistics[False])
+        bound = lower_bound(present, absent, short_delta, confidence)
+        told = f"{runs} runs of {short_rounds} round(s) with one canary client and {runs} without"
+        findings.append(Finding(told, short_delta, short.epsilon, bound))
+    if of_samples:
+        findings.append(
+            attack_sample_claim(
+                config,
+                problem,
+                runs,
+                short_delta,
+                confidence,
+                lambda done: advance(central + done, total),
             )
-            advance(2 + 2 * run + (not with_canary), total)
-    short = spent([(plan.release(), short_rounds)], short_delta, plan.accountant)
-    present, absent = np.array(statistics[True]), np.array(statistics[False])
-    bound = lower_bound(present, absent, short_delta, confidence)
-    return AuditResult(
-        plan.figure().epsilon, one_shot, short.epsilon, bound, short_delta, short_rounds
-    )
+        )
+    return AuditResult(findings)
 
 
-def _claimed_plan(config: RunConfig) -> PrivacyPlan:
-    if not is_noised(config):
-        raise ConfigError(f"algorithm = {config.algorithm} claims no privacy: nothing to audit")
+def _claimed_plan(config: RunConfig) -> PrivacyPlan | None:
+    """The plan of the central claim; None where there is none."""
+    if not is_noised(config) or is_robust(config):
+        return None
     plan = privacy_plan(config)
-    if not plan.claim or is_robust(config):
-        raise ConfigError("the recipe makes no central privacy claim: nothing to audit")
     # An audit's clients are nobody's: their budget is not spent.
-    return replace(plan, max_epsilon=None)
+    return replace(plan, max_epsilon=None) if plan.claim else None
 
 
 def _product(config: RunConfig) -> Build:
@@ -108,11 +122,14 @@ def _one_shot(
     make: Build,
     canaries: int,
     confidence: float,
-) -> OneShot:
+) -> Finding:
     directions = random_directions(canaries, problem.model.dimension, np.random.default_rng())
     released = _released(config, problem, plan, make, directions, plan.rounds)
     cosines = directions @ released / torch.linalg.vector_norm(released)
-    return one_shot_epsilon(cosines.numpy(), len(released), plan.delta, confidence)
+    found = one_shot_epsilon(cosines.numpy(), len(released), plan.delta, confidence)
+    told = f"one run of {plan.rounds} rounds with {canaries} canary clients"
+    claimed = plan.figure().epsilon
+    return Finding(told, plan.delta, claimed, found.epsilon_low, estimate=found.epsilon)
 
 
 def _short_run(

@@ -15,6 +15,23 @@ _QUANTILES = np.linspace(0, 1, 101)
 
 
 @dataclass(frozen=True)
+class Finding:
+    """What one attack says of a claim: ε is at least `found` at `delta`, where `claimed` is claimed
+    (it is too high with probability 1 - confidence). `estimate`: what the attack takes ε to be."""
+
+    attack: str
+    delta: float
+    claimed: float
+    found: float
+    estimate: float | None = None
+
+    @property
+    def refutes(self) -> bool:
+        """Whether it contradicts the claim."""
+        return self.found > self.claimed
+
+
+@dataclass(frozen=True)
 class OneShot:
     """ε of one run with many canaries (Andrew et al., 2023): a point estimate, and a cautious one
     from a lower confidence bound on the mean, with the law's spread that of canaries that took no

@@ -4,16 +4,19 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from mutants import mutated
 from scipy import stats
 
+from client_app import disclosure, dp_sgd
 from launch.audit import audit_report
 from server_app.config import ConfigError, RunConfig, make_config
-from simulation.privacy_audit import audit
+from simulation.privacy_audit import AuditResult, audit
 from strategies import DPFedAvg, FrameOptions, PrivacyPlan, Release, RoundReport, spent
 from strategies.auditing import (
     clopper_pearson,
@@ -137,13 +140,74 @@ def test_too_few_runs_are_refused(runs: int) -> None:
 
 
 def test_an_audit_in_words() -> None:
-    config = recipe(noise_multiplier=3.0, num_server_rounds=2)
+    config = recipe(noise_multiplier=3.0, num_server_rounds=2, **SAMPLE)
     result = audit(config, canaries=12, runs=2, confidence=SURE)
-    text = audit_report(config, result, 12, 2)
-    assert "claimed epsilon" in text
+    text = audit_report(result)
+    assert text.count("claimed epsilon") == 3
+    assert "One run of 2 rounds with 12 canary clients, delta = 1e-05:" in text
+    assert "2 rounds of a client with one example more and 2 without, delta = 0.05:" in text
     assert not result.refuted
     assert "The claim is not refuted" in text
-    assert "REFUTED" in audit_report(config, replace(result, short_bound=9.9), 12, 2)
+    broken = replace(result.findings[1], found=9.9)
+    assert "REFUTED" in audit_report(AuditResult([result.findings[0], broken]))
+
+
+# The claim of single examples.
+
+SAMPLE: dict[str, Any] = {
+    "local_dp_sgd": True,
+    "dp_sgd_noise_multiplier": 4.0,
+    "dp_sgd_sample_rate": 0.5,
+    "batch_size": 8,
+}
+
+
+def sample_recipe(**options: Any) -> RunConfig:
+    return recipe(**{"algorithm": "gfedavg", "clip_norm": 0.0, **SAMPLE, **options})
+
+
+def test_the_attack_leaves_a_right_dp_sgd_alone() -> None:
+    result = audit(sample_recipe(local_steps=3), runs=60, confidence=SURE)
+    (finding,) = result.findings
+    spec = spent([(Release(4.0, sample_rate=0.5), 3)], 0.05)
+    assert finding.claimed == spec.epsilon
+    assert not result.refuted
+
+
+def test_the_attack_comes_near_the_claim() -> None:
+    """z = 1 without sampling, one step: above nothing, and never above what is exact."""
+    config = sample_recipe(dp_sgd_noise_multiplier=1.0, dp_sgd_sample_rate=1.0)
+    (finding,) = audit(config, runs=1500, confidence=SURE).findings
+    exact = spent([(Release(1.0), 1)], 0.05, "pld").epsilon
+    assert 0.1 * exact < finding.found < exact
+
+
+FULL = {"dp_sgd_sample_rate": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("module", "old", "new", "options"),
+    [
+        (disclosure, 'if level(config) == "none":', 'if level(config) != "client":', {}),
+        (disclosure, "metrics[figure] = 1", "pass", {}),
+        (dp_sgd, "summed / spec.batch_size", "summed / max(1, len(drawn))", FULL),
+        (dp_sgd, "(len(w),), deviation", "(len(w),), deviation * 8 / len(examples)", {}),
+        (dp_sgd, "deviation = spec.noise", "deviation = 0.02 * spec.noise", FULL),
+        (dp_sgd, "clip(gradients.double(), spec.clip_norm)", "10 * gradients.double()", FULL),
+        (
+            dp_sgd,
+            "< spec.sample_rate",
+            "< 1",
+            {"dp_sgd_noise_multiplier": 0.5, "dp_sgd_sample_rate": 0.01},
+        ),
+    ],
+)
+def test_the_attack_finds_the_cheat(
+    module: ModuleType, old: str, new: str, options: dict[str, Any]
+) -> None:
+    values = {"dp_sgd_noise_multiplier": 20.0, **options}
+    with mutated(module, old, new):
+        assert audit(sample_recipe(**values), runs=100).refuted
 
 
 LONG = {"model": "mlp-64", "noise_multiplier": 5.0, "num_server_rounds": 20, "local_steps": 1}
@@ -154,8 +218,10 @@ LONG = {"model": "mlp-64", "noise_multiplier": 5.0, "num_server_rounds": 20, "lo
 def test_one_shot_leaves_a_right_mechanism_alone(options: dict[str, Any]) -> None:
     """z = 5, T = 20 without sampling: RDP claims more than the exact ε of one Gaussian."""
     result = audit(recipe(**LONG, **options), canaries=150, runs=2, confidence=SURE)
-    assert result.one_shot.epsilon_low < result.claimed
-    assert result.one_shot.epsilon > 0.5 * result.claimed
+    one_shot = result.findings[0]
+    assert one_shot.found < one_shot.claimed
+    assert one_shot.estimate is not None
+    assert one_shot.estimate > 0.5 * one_shot.claimed
 
 
 @pytest.mark.slow
@@ -165,14 +231,14 @@ def test_one_shot_finds_the_cheat(
 ) -> None:
     options = {**LONG, "num_clients": 60 if canaries == 10 else 8}
     result = audit(recipe(**options), canaries=canaries, runs=2, build=build)
-    assert result.one_shot.epsilon_low > result.claimed
+    assert result.findings[0].refutes
     assert result.refuted
 
 
 @pytest.mark.slow
 def test_the_lower_bound_leaves_a_right_mechanism_alone() -> None:
     result = audit(recipe(noise_multiplier=2.0), canaries=10, runs=300, confidence=SURE)
-    assert result.short_bound < result.short_claimed
+    assert not result.findings[1].refutes
 
 
 @pytest.mark.slow
@@ -181,7 +247,7 @@ def test_the_lower_bound_finds_the_cheat(
     build: Callable[[PrivacyPlan, FrameOptions], PrivateAveraging], runs: int
 ) -> None:
     result = audit(recipe(noise_multiplier=2.0), canaries=10, runs=runs, build=build)
-    assert result.short_bound > result.short_claimed
+    assert result.findings[1].refutes
     assert result.refuted
 
 

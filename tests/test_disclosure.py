@@ -63,12 +63,19 @@ def told(replies: list[Message]) -> list[dict[str, Any]]:
     ]
 
 
+def round_content(config: RunConfig, problem: Problem) -> RecordDict:
+    """What the server sends in round 1."""
+    rule = build_strategy(config).local_rule(config.local_lr, config.num_clients)
+    round_config = ConfigRecord({"server-round": 1, "local-lr": config.local_lr})
+    arrays = ArrayRecord(problem.state())
+    return RecordDict({"arrays": arrays, "config": round_config, "rule": rule.record()})
+
+
 def everything_sent(config: RunConfig, path: str) -> list[Message]:
     """The ClientApp's replies to a question of each kind."""
     problem = load_problem(config)
     context = Context(1, 5, {"client-id": 0, "data-path": path}, RecordDict(), to_mapping(config))
-    round_config = ConfigRecord({"server-round": 1, "local-lr": config.local_lr, "num-invited": 1})
-    content = RecordDict({"arrays": ArrayRecord(problem.state()), "config": round_config})
+    content = round_content(config, problem)
     replies = [app(Message(RecordDict(), 5, "query"), context)]
     replies.append(app(Message(content, 5, "train"), context))
     try:
@@ -103,17 +110,15 @@ def test_where_nothing_is_claimed_all_of_it_is_said(tmp_path: Path, case: str) -
 def test_the_engine_says_what_the_client_app_says(claim: str) -> None:
     config = make_config({"task": "digits", "num-clients": 3, **CLAIMS[claim]})
     problem = load_problem(config)
-    grid = EngineGrid(config, problem)
-    few, more = (told(engine_replies(grid, problem, n)) for n in (32, 33))
+    few, more = (told(engine_replies(config, problem, n)) for n in (32, 33))
     assert few == more
     assert all("metrics/train-loss" not in records for records in few)
 
 
-def engine_replies(grid: EngineGrid, problem: Problem, n: int) -> list[Message]:
+def engine_replies(config: RunConfig, problem: Problem, n: int) -> list[Message]:
     examples = Examples(torch.rand(n, 1, 8, 8), torch.arange(n) % 10)
-    grid._shards = [ExampleShard(examples) for _ in range(grid.config.num_clients)]
-    round_config = ConfigRecord({"server-round": 1, "local-lr": 0.1, "num-invited": 3})
-    content = RecordDict({"arrays": ArrayRecord(problem.state()), "config": round_config})
+    grid = EngineGrid(config, problem, [ExampleShard(examples)] * config.num_clients)
+    content = round_content(config, problem)
     return [
         reply
         for kind in ("query", "train")

@@ -1,0 +1,45 @@
+"""A mutant of a module: its source with one change, in force for as long as a test looks at it."""
+
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FunctionType, ModuleType
+
+
+@contextmanager
+def mutated(module: ModuleType, old: str, new: str) -> Iterator[None]:
+    """The functions and methods of ``module`` run the source in which ``old``, which must be there
+    once, is ``new``; whoever has imported them, from wherever, runs it too."""
+    source = inspect.getsource(module)
+    assert source.count(old) == 1, f"{old!r} is {source.count(old)} times in {module.__name__}"
+    namespace = {"__name__": module.__name__, "__file__": module.__file__}
+    exec(compile(source.replace(old, new), f"mutant of {module.__file__}", "exec"), namespace)
+    mutants = dict(_functions(namespace, module.__name__))
+    live = dict(_functions(vars(module), module.__name__))
+    assert live.keys() == mutants.keys()
+    codes = {name: function.__code__ for name, function in live.items()}
+    try:
+        for name, function in live.items():
+            function.__code__ = mutants[name].__code__
+        yield
+    finally:
+        for name, function in live.items():
+            function.__code__ = codes[name]
+
+
+def _functions(names: dict[str, object], module: str) -> Iterator[tuple[str, FunctionType]]:
+    """The functions that ``module`` defines, and the methods of its classes, by qualified name."""
+    for found in names.values():
+        inner = vars(found).values() if inspect.isclass(found) else [found]
+        if getattr(found, "__module__", None) != module:
+            continue
+        for one in inner:
+            plain = inspect.unwrap(_behind(one)) if callable(_behind(one)) else None
+            if isinstance(plain, FunctionType) and plain.__module__ == module:
+                yield plain.__qualname__, plain
+
+
+def _behind(one: object) -> object:
+    if isinstance(one, property):
+        return one.fget
+    return one.__func__ if isinstance(one, classmethod | staticmethod) else one
