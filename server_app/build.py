@@ -15,7 +15,7 @@ from server_app.config import (
     contraction_of,
     expected_cohort,
 )
-from server_app.privacy import participation_of, privacy_plan
+from server_app.privacy import local_rate_of, participation_of, privacy_plan
 from server_app.privacy_checks import is_noised
 from server_app.robustness_checks import rule_of, unprotected
 from strategies import (
@@ -30,7 +30,6 @@ from strategies import (
     GFedAvg,
     Langevin,
     LangevinRate,
-    LocalRate,
     ModelClipping,
     OutputIterate,
     PrivacyPlan,
@@ -223,12 +222,7 @@ def frame_options(config: RunConfig, observers: Sequence[Observer]) -> FrameOpti
     """What the frame needs to know of the configuration."""
     return {
         "participation": participation_of(config),
-        "local_rate": LocalRate(
-            config.local_lr,
-            config.local_lr_decay,
-            config.local_lr_decay_when,
-            config.local_lr_plateau,
-        ),
+        "local_rate": local_rate_of(config),
         "server_step": ServerStep(
             config.server_lr, config.server_momentum, config.projection_radius or None
         ),

@@ -19,6 +19,7 @@ from strategies import (
     FixedParticipation,
     FullParticipation,
     Ledger,
+    LocalRate,
     PoissonParticipation,
     PrivacyPlan,
     calibrated,
@@ -26,6 +27,7 @@ from strategies import (
 from strategies.ledger import LedgerInUse
 from strategies.participation import Participation
 from strategies.private_averaging import PrivateAveraging
+from tasks.problem import Problem
 
 LEDGER = "ledger.json"
 _FROM_DATA = "clip-norm was chosen from the clients' data without privacy, which no figure covers"
@@ -39,6 +41,16 @@ def participation_of(config: RunConfig) -> Participation:
     if config.participation == "poisson":
         return PoissonParticipation(config.sample_rate)
     return FullParticipation()
+
+
+def local_rate_of(config: RunConfig) -> LocalRate:
+    """The local learning rate over the rounds."""
+    return LocalRate(
+        config.local_lr,
+        config.local_lr_decay,
+        config.local_lr_decay_when,
+        config.local_lr_plateau,
+    )
 
 
 def privacy_plan(config: RunConfig) -> PrivacyPlan:
@@ -63,6 +75,18 @@ def privacy_plan(config: RunConfig) -> PrivacyPlan:
     )
     try:
         return plan if config.noise_multiplier > 0 else calibrated(plan, config.epsilon)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
+def check_noise(config: RunConfig, plan: PrivacyPlan, problem: Problem) -> None:
+    """Raises ConfigError where the clients' models could not carry their noise in the last round.
+
+    The models of later rounds are not known yet: the strategy looks again before each.
+    """
+    first = problem.model.flatten(problem.state())
+    try:
+        plan.check_resolution(first, local_rate_of(config).at_least(config.num_server_rounds))
     except ValueError as error:
         raise ConfigError(str(error)) from error
 

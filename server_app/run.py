@@ -22,6 +22,7 @@ from server_app.posterior_report import check_posterior, report_posterior
 from server_app.privacy import (
     Standing,
     check_ledger,
+    check_noise,
     ledger_path,
     new_ledger,
     privacy_entry,
@@ -104,6 +105,8 @@ def prepare(config: RunConfig) -> PreparedRun:
     except ValueError as error:
         raise ConfigError(str(error)) from error
     plan = privacy_plan(config) if is_noised(config) else None
+    if plan is not None:
+        check_noise(config, plan, problem)
     standing = check_ledger(config, plan, folder, saved) if plan is not None else None
     return PreparedRun(config, problem, folder, plan, saved, standing)
 

@@ -27,6 +27,11 @@ class LocalRate:
         if self.when not in ("every-round", "plateau"):
             raise ValueError(f"decay when {self.when!r} is not allowed: every-round or plateau")
 
+    def at_least(self, rounds: int) -> float:
+        """A rate that none of the first `rounds` rounds is known to be below."""
+        decays = rounds - 1 if self.when == "every-round" else 0
+        return self.initial * self.decay**decays
+
     def after_round(self, rate: float, gained: float | None) -> float:
         """Rate of the next round; `gained` is the accuracy gained, None where it is not known."""
         if self.when == "every-round":

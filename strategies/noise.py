@@ -3,9 +3,16 @@ Algorithms 1 and 2; Zhang et al., Algorithm 3)."""
 
 import math
 
+import numpy as np
 import torch
 
 from .entropy import Randomness
+
+# A client's share must span so many of its model's roundings. They then add 1/(12 · 16) to its
+# variance, 0.26 % to its deviation, and know nothing of the rest: the rounding of N(m, σ²) to
+# multiples of h has mean m and variance σ² + h²/12 but for terms in exp(−2 π² σ²/h²), here 1e-137.
+_ROUNDINGS = 4
+_ROUNDED = math.sqrt(1 + 1 / (12 * _ROUNDINGS**2))
 
 
 def gaussian_noise(
@@ -38,5 +45,24 @@ def longest_noised(bound: float, deviation: float, dimension: int) -> float:
     """A length that C plus d-dimensional noise of `deviation` exceeds once in 10^12 times.
 
     ‖noise‖ ≤ deviation (√d + √(2 ln 10^12)): concentration of a Lipschitz function of a Gaussian.
+    The roundings that `check_resolution` allows are counted in.
     """
-    return bound + deviation * (math.sqrt(dimension) + math.sqrt(2 * math.log(1e12)))
+    tail = math.sqrt(2 * math.log(1e12))
+    return bound + _ROUNDED * deviation * (math.sqrt(dimension) + tail)
+
+
+def check_resolution(model: torch.Tensor, local_lr: float, bound: float, deviation: float) -> None:
+    """Whether models w_i = w_t − η_l (g_i + noise) can carry noise of `deviation` (gradient units)
+    in the precision of w_t = `model` [d].
+
+    Raises ValueError, one line, where their roundings would change its size.
+    """
+    largest = float(model.abs().max()) + local_lr * (bound + 9 * deviation)
+    rounding = float(np.spacing(model.new_tensor(largest).numpy()))
+    if local_lr * deviation < _ROUNDINGS * rounding:
+        name = str(model.dtype).removeprefix("torch.")
+        raise ValueError(
+            f"local rate = {local_lr:g} is not allowed with noise at the clients: {name} weights "
+            f"of {largest:.2g} are rounded to {rounding:.2g}, and its {local_lr * deviation:.2g} "
+            "would be lost in that; set a larger rate, noise at the server, or float64 models"
+        )

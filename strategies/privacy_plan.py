@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+import torch
 from scipy import stats
 
 from .accounting import (
@@ -17,6 +18,7 @@ from .accounting import (
     spent,
 )
 from .entropy import Randomness
+from .noise import check_resolution, client_deviation
 from .participation import (
     FixedParticipation,
     FullParticipation,
@@ -179,6 +181,18 @@ class PrivacyPlan:
         if self.noise_location == "client":
             who += ", against everybody but the server"
         return f"{who}; {_SENTENCES[self.relation]}"
+
+    def check_resolution(self, model: torch.Tensor, local_lr: float, num_invited: int = 0) -> None:
+        """Raises ValueError where models near `model` [d] cannot carry the clients' shares of the
+        noise at the rate η_l = `local_lr` (by default those of the largest cohort)."""
+        if self.noise_location == "server":
+            return
+        if local_lr == 0:
+            raise ValueError("local rate = 0 is not allowed: it has decayed to nothing")
+        invited = num_invited or self.largest_cohort(self.delta / 2)
+        bound = self.clip_norm.in_gradient_units(local_lr)
+        deviation = client_deviation(self.noise_multiplier, bound, invited)
+        check_resolution(model, local_lr, bound, deviation)
 
     def largest_cohort(self, failure: float) -> int:
         """What no cohort of the T rounds exceeds, but with probability `failure`."""

@@ -165,9 +165,14 @@ class PrivateAveraging(FederatedStrategy):
         return self.privacy.noise_location == "client"
 
     def local_rule(self, local_lr: float, num_invited: int) -> LocalRule:
-        """The bound and, where the clients add the noise, z and their number s."""
+        """The bound and, where the clients add the noise, z and their number s.
+
+        Raises ValueError where their models could not carry it.
+        """
         numbers: dict[str, float] = {BOUND: self.clip_bound(local_lr)}
         if self.privacy.noise_location == "client":
+            if self._model is not None:
+                self.privacy.check_resolution(self._model.current, local_lr, num_invited)
             numbers |= {NOISE_MULTIPLIER: self.privacy.noise_multiplier, NUM_INVITED: num_invited}
         return LocalRule(self.constraint, numbers)
 
@@ -209,14 +214,17 @@ class PrivateAveraging(FederatedStrategy):
     def rounds_allowed(self, num_rounds: int, done: int = 0) -> int:
         """As many as the plan's T and the budget allow.
 
-        Raises ValueError for more rounds than planned, and where nothing is left of the budget
-        for a run that has had none.
+        Raises ValueError for more rounds than planned, where nothing is left of the budget for a
+        run that has had none, and for a rate at which the clients' models cannot carry their noise.
         """
         if num_rounds > self.privacy.rounds:
             raise ValueError(
                 f"num_rounds = {num_rounds} is not allowed: the privacy plan is for "
                 f"{self.privacy.rounds}"
             )
+        if done < num_rounds:
+            last = self._rate.at_least(num_rounds)
+            self.privacy.check_resolution(self._require_model().current, last)
         if not self.has_central_claim or done >= num_rounds:
             return num_rounds
         left = self.ledger.rounds_allowed(self.privacy.release(), num_rounds - done)

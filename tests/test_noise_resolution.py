@@ -1,0 +1,146 @@
+"""Noise that clients add to models of finite precision has the size that is claimed, or is refused.
+
+The oracle is the exact law of a rounded Gaussian, summed cell by cell.
+"""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from test_private_averaging import CLIENTS, LR, START, C, Z, grid, ones, plan, state_of
+
+from server_app.config import ConfigError, make_config
+from server_app.run import prepare
+from strategies import DPFedAvg, LocalRate, RoundReport, ServerStep, delivery, enrolment
+from strategies.noise import check_resolution, longest_noised
+
+
+@pytest.fixture(autouse=True)
+def fast_polling(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delivery, "_POLL_SECONDS", 0.002)
+    monkeypatch.setattr(delivery, "_POLL_SECONDS_PER_MESSAGE", 0.0)
+    monkeypatch.setattr(enrolment, "_POLL_SECONDS", 0.002)
+
+
+def rounded_deviation(mean: float, deviation: float) -> float:
+    """Of N(mean, deviation²) rounded to integers: Σ k² P(k) − (Σ k P(k))²."""
+    k = np.arange(math.floor(mean - 12 * deviation) - 1, math.ceil(mean + 12 * deviation) + 2)
+    p = np.diff(stats.norm.cdf(np.append(k, k[-1] + 1) - 0.5, mean, deviation))
+    first = float(p @ k)
+    return math.sqrt(float(p @ (k - first) ** 2))
+
+
+SPACING = float(np.spacing(np.float32(1.5)))  # of numbers from 1 to 2
+MODEL = torch.linspace(-1.5, 1.5, 7)
+
+
+def allowed(deviation_in_spacings: float, local_lr: float = 1e-3) -> bool:
+    try:
+        check_resolution(MODEL, local_lr, 0.0, deviation_in_spacings * SPACING / local_lr)
+    except ValueError as error:
+        assert "\n" not in str(error)
+        return False
+    return True
+
+
+@pytest.mark.parametrize("mean", [0.0, 0.2, 0.5])
+def test_what_is_allowed_keeps_its_deviation(mean: float) -> None:
+    smallest = min(x for x in np.linspace(0.1, 8, 80) if allowed(float(x)))
+    assert rounded_deviation(mean, smallest) == pytest.approx(smallest, rel=0.003)
+    # The refusal has its reason: soon below, rounding tells in the noise.
+    assert rounded_deviation(mean, smallest / 4) > 1.03 * smallest / 4
+    assert smallest < 5
+
+
+def test_honest_noise_is_not_cut_where_it_is_rounded() -> None:
+    """‖noise‖ of 10^9 numbers is √d deviations: its rounding counts there, not its tail."""
+    smallest = min(x for x in np.linspace(0.1, 8, 800) if allowed(float(x)))
+    d = 10**9
+    assert longest_noised(0.0, smallest, d) > rounded_deviation(0.5, smallest) * math.sqrt(d)
+
+
+# Whole rounds.
+
+
+def noise_of_a_round(rate: float, **options: Any) -> float:
+    """The deviation of r times what the round made of eight clients without gradients."""
+    reports: list[RoundReport] = []
+    strategy = DPFedAvg(
+        plan(noise_location="client", **options), local_rate=rate, observers=[reports.append]
+    )
+    strategy.start(grid(noisy=True), state_of(START), num_rounds=1, timeout=20)
+    (report,) = reports
+    assert report.aggregate is not None
+    return float(report.aggregate.double().std()) * strategy.privacy.cohort_size
+
+
+@pytest.mark.parametrize("rate", [LR, 1e-4, 2e-6, 1e-6, 3e-7, 1e-7, 5e-8, 2e-8, 1e-9])
+def test_at_every_rate_the_noise_is_right_or_refused(rate: float) -> None:
+    """Weights from -1 to 1: the smallest share of the noise is η z C/√8 = 1.06 η."""
+    try:
+        found = noise_of_a_round(rate)
+    except ValueError as error:
+        assert f"local rate = {rate:g} is not allowed with noise at the clients" in str(error)
+        assert rate < 1e-6
+    else:
+        assert found == pytest.approx(Z * C, rel=0.02)
+        assert rate > 1e-7
+
+
+def test_noise_at_the_server_does_not_depend_on_the_rate() -> None:
+    strategy = DPFedAvg(plan(), local_rate=1e-9)
+    strategy.start(grid(), state_of(START), num_rounds=1, timeout=20)
+    assert strategy.ledger.rounds == 1
+
+
+def test_nobody_is_asked_where_the_last_round_s_rate_is_too_small() -> None:
+    over = grid(noisy=True)
+    strategy = DPFedAvg(plan(noise_location="client"), local_rate=LocalRate(1e-2, 0.05))
+    with pytest.raises(ValueError, match=r"local rate = 6\.25e-08 is not allowed with noise"):
+        strategy.start(over, state_of(START), num_rounds=5, timeout=20)
+    assert over.sent == []
+
+
+def test_a_model_that_outgrows_the_noise_ends_the_run() -> None:
+    over = grid(noisy=True, update=ones)
+    strategy = DPFedAvg(
+        plan(noise_location="client"), local_rate=1e-4, server_step=ServerStep(server_lr=1e9)
+    )
+    with pytest.raises(ValueError, match=r"local rate = 0\.0001 is not allowed with noise"):
+        strategy.start(over, state_of(START), num_rounds=5, timeout=20)
+    assert strategy.ledger.rounds == 1
+    assert len(over.sent) <= CLIENTS
+
+
+# Configurations.
+
+RECIPE: dict[str, Any] = {
+    "algorithm": "dp-fedavg",
+    "task": "digits",
+    "model": "mlp-8",
+    "clip-norm": 1.0,
+    "noise-multiplier": 1.0,
+    "noise-location": "client",
+}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"local-lr": 1e-8},
+        {"local-lr-decay": 0.1},
+        {"local-lr-decay": 1e-40, "num-server-rounds": 10},
+    ],
+)
+def test_a_recipe_is_refused_before_it_starts(tmp_path: Path, options: dict[str, Any]) -> None:
+    config = make_config({**RECIPE, **options, "output-dir": str(tmp_path / "run")})
+    with pytest.raises(ConfigError, match=r"local rate = .* is not allowed") as caught:
+        prepare(config)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "run").exists()
+    for instead in ({"noise-location": "server"}, {"dtype": "float64", "local-lr-decay": 0.5}):
+        prepare(config.model_copy(update={k.replace("-", "_"): v for k, v in instead.items()}))
