@@ -180,6 +180,7 @@ class Deployment:
         command += ["--serverappio-api-address", addresses["serverappio"]]
         command += ["--fleet-api-address", addresses["fleet"]]
         command += ["--control-api-address", addresses["control"]]
+        command += ["--guard", str(self._workplace.folder / "guard")]
         return [*command, "--health-server-address", addresses["health"]]
 
     def _secret_file(self) -> Path:

@@ -10,7 +10,7 @@ SuperNode and SuperExec wait a fixed 3, 1 and 0.5 seconds between two looks for 
 sees a message a moment before its content has arrived waits a second for it. Flower has no option
 for these times. `supernode`, `superexec` and `serverapp` are the same programs with the waits
 capped at BLACKTHORN_POLL_SECONDS; `clientapp` unpacks an app once and not for every message;
-`superlink` takes no message that only a liar would send, tells the nodes nothing of a run's
+`superlink` has the guard in front of it (package `guard`), tells the nodes nothing of a run's
 configuration that is the server's business alone, and waits for a locked database
 (`superlink_store.py`); `superexec` waits as well, and under `blackthorn server` a ServerApp lives
 by itself (`serverapp_process.py`).
@@ -53,11 +53,9 @@ PACED_ENTRIES = {
 }
 # What runs in place of the server's code on a client with a policy.
 OWN_CLIENTAPP = f"{__name__}:own_clientapp"
-BOUNDED_ENTRIES = {"flower-superlink": f"{__name__}:superlink"}
+GUARDED_ENTRIES = {"flower-superlink": f"{__name__}:superlink"}
 # What Flower calls our app: the publisher and the name in pyproject.toml.
 APP_ID = "blackthorn/blackthorn"
-# Flower's nodes send arrays in chunks of 5 MiB, and an app's bundle has at most 10 MB.
-_LARGEST_MESSAGE = 64 * 2**20
 # What is changed here is private to Flower: it is known in these versions, and in no others.
 _KNOWN = (1, 33), (1, 35)
 _PACKAGE_ROOT = Path(__file__).resolve().parents[__name__.count(".")]
@@ -162,14 +160,13 @@ def install_once(fab: bytes, install_dir: Path | None = None, skip_prompt: bool 
 
 
 def superlink() -> None:
-    """`flower-superlink` that takes no message above 64 MiB, where Flower takes 2 GB, and keeps the
-    server's own keys of a run's configuration from the nodes."""
+    """`flower-superlink` with the guard, that keeps the server's own keys of a run's configuration
+    from the nodes, and waits for a locked database."""
     check_flower()
     superlink_store.adapt_superlink()
-    module = importlib.import_module("flwr.superlink.cli.flower_superlink")
-    vars(module)["GRPC_MAX_MESSAGE_LENGTH"] = _LARGEST_MESSAGE
     _withhold_server_keys()
-    load_entry(STANDARD_ENTRIES["flower-superlink"])()
+    # Beside this package, which may itself be in another.
+    load_entry(f"{__name__.rpartition('launch.')[0]}guard.superlink:main")()
 
 
 def _withhold_server_keys() -> None:

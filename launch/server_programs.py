@@ -53,6 +53,7 @@ def superlink_program(
     command += ["--fleet-api-address", str(settings.fleet)]
     command += ["--control-api-address", str(settings.control)]
     command += ["--health-server-address", str(health)]
+    command += ["--guard", str(settings.state / "guard")]
     if settings.certs is None:
         command += ["--insecure"]
     else:

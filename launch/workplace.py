@@ -107,13 +107,13 @@ class Workplace:
 
     def _write_programs(self, quick_polls: bool) -> None:
         paced = flower_programs.PACED_ENTRIES if quick_polls else {}
-        bounded = flower_programs.BOUNDED_ENTRIES
-        for name, entry in {**flower_programs.STANDARD_ENTRIES, **bounded, **paced}.items():
+        guarded = flower_programs.GUARDED_ENTRIES
+        for name, entry in {**flower_programs.STANDARD_ENTRIES, **guarded, **paced}.items():
             is_app = name in ("flwr-serverapp", "flwr-clientapp")
             if self._warm and (is_app or self._fork_flower):
                 server = self.app_socket if is_app else self.flower_socket
                 flower_programs.warm_program(self._programs, name, entry, server)
-            elif name in paced or name in bounded:
+            elif name in paced or name in guarded:
                 flower_programs.cold_program(self._programs, name, entry)
 
 

@@ -98,11 +98,16 @@ def exchange_until(
 
 
 def send(
-    grid: Grid, messages: Sequence[Message], clients: Sequence[int], timeout: float
+    grid: Grid,
+    messages: Sequence[Message],
+    clients: Sequence[int],
+    timeout: float,
+    sending: float | None = None,
 ) -> "list[AwaitedReply]":
     """Send `messages` (one a client) and start to look for the replies, for `timeout` seconds.
 
-    A grid with `synchronous = True` (in one process) is asked once and has answered then.
+    `sending`: so many of them for the sending (None: all). A grid with `synchronous = True` (in
+    one process) is asked once and has answered then.
     """
     if not messages:
         return []
@@ -111,8 +116,12 @@ def send(
         deliveries = _answers(grid, messages, clients, timeout)
         return [AwaitedReply(delivery.client, deadline, delivery) for delivery in deliveries]
     message_ids: list[str | None] = []
+
+    def push() -> Iterable[str]:
+        return grid.push_messages(messages)
+
     with contextlib.suppress(LinkDown):
-        message_ids = list(call_within(grid, lambda: grid.push_messages(messages), timeout))
+        message_ids = list(call_within(grid, push, timeout if sending is None else sending))
     if len(message_ids) != len(messages):
         # Nothing tells which of them the server took.
         message_ids = [None] * len(messages)

@@ -121,9 +121,10 @@ class ClientRegistry:
         """See who is connected, ask the nodes not seen yet, take in who has answered.
 
         Does not wait for nodes: one may answer within `timeout` seconds, and is taken in by a
-        later call. A SuperLink that is silent for so long leaves everything as it was.
-        Returns the nodes that were asked.
+        later call. A SuperLink that is silent for so long leaves everything as it was: this takes
+        no longer. Returns the nodes that were asked.
         """
+        deadline = time.monotonic() + timeout
         try:
             self._online = set(call_within(grid, grid.get_node_ids, timeout))
         except LinkDown as error:
@@ -147,7 +148,9 @@ class ClientRegistry:
         for node in new:
             self._attempts[node] = self._attempts.get(node, 0) + 1
         questions = [_query(node, timeout) for node in new]
-        self._asked.update(zip(new, send(grid, questions, new, timeout), strict=True))
+        sending = max(0.0, deadline - time.monotonic())
+        asked = send(grid, questions, new, timeout, sending)
+        self._asked.update(zip(new, asked, strict=True))
         self._take_answers()
         return set(new)
 
@@ -251,22 +254,27 @@ class ClientRegistry:
             raise NotEnoughClients(state)
         logger.warning("%s; going on with those", state)
 
-    def wait_for_any(self, grid: Grid, minimum: int, timeout: float, pause: float) -> None:
+    def wait_for_any(self, grid: Grid, minimum: int, timeout: float, pause: float) -> float:
         """Refresh; where fewer than `minimum` are connected, give them `timeout` seconds.
 
         A round that nobody can answer would be over at once, and a run with it: where nobody is
         connected the run pauses, and NotEnoughClients is raised after `pause` seconds. Where
-        clients are missing, new nodes have a moment to say that they hold them.
+        clients are missing, new nodes have a moment to say that they hold them. Returns since
+        when, on the monotonic clock, enough are connected as far as is known: from then the
+        round's time runs.
         """
-        began = time.monotonic()
+        began = since = time.monotonic()
         asked: set[int] = set()
         paused = False
         while True:
-            asked |= self.refresh(grid, timeout)
+            asked |= self.refresh(grid, max(0.0, since + timeout - time.monotonic()))
             waited = time.monotonic() - began
             online = len(self.online())
+            enough = online >= max(1, minimum)
+            if not enough:
+                since = time.monotonic()
             hopeful = online < len(self._clients) and bool(asked & self.awaited())
-            if online >= max(1, minimum) and not (hopeful and waited < _GRACE_SECONDS):
+            if enough and not (hopeful and waited < _GRACE_SECONDS):
                 break
             left = (timeout if online else pause) - waited
             if left <= 0:
@@ -281,6 +289,7 @@ class ClientRegistry:
             )
         if paused:
             logger.warning("%d clients are connected: the run goes on", online)
+        return since
 
     def _missing(self, num_clients: int) -> str:
         if self._identity == "node":

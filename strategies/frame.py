@@ -108,6 +108,13 @@ class _Broadcast:
     clients: list[int]
     messages: list[Message]
     began: float
+    # On the monotonic clock, when the time for the replies began to run.
+    since: float
+
+    def left(self, timeout: float) -> float:
+        """What is left of `timeout` seconds."""
+        return max(0.0, self.since + timeout - time.monotonic())
+
     attested: LocalRule | None = None
 
     def sort(self, replies: Iterable[Message]) -> list[Delivery]:
@@ -159,8 +166,8 @@ class FederatedStrategy(Strategy):
         self._iterates = IterateKeeper(self._output, 1, seed)
         self._round = 0
         self.output_round = 0
-        self._broadcast = _Broadcast(0, [], [], 0.0)
-        self._evaluation = _Broadcast(0, [], [], 0.0)
+        self._broadcast = _Broadcast(0, [], [], 0.0, 0.0)
+        self._evaluation = _Broadcast(0, [], [], 0.0, 0.0)
 
     def bound(
         self,
@@ -403,7 +410,8 @@ class FederatedStrategy(Strategy):
         """Participation and broadcast: fill `self._broadcast`."""
         began = time.monotonic()
         patience = min(self._start_timeout, timeout or self._start_timeout)
-        self._registry.wait_for_any(grid, self._min_replies, patience, self._start_timeout)
+        least, pause = self._min_replies, self._start_timeout
+        since = self._registry.wait_for_any(grid, least, patience, pause)
         cohort = self.draw_cohort(self._registry.clients(), server_round)
         shared = {**(config or {}), LOCAL_LR: self._local_lr, NUM_INVITED: len(cohort)}
         content = _round_content(self._require_model().arrays(), shared, server_round)
@@ -414,7 +422,7 @@ class FederatedStrategy(Strategy):
             for client in cohort
         ]
         attested = rule if self.needs_attestation else None
-        self._broadcast = _Broadcast(server_round, cohort, messages, began, attested)
+        self._broadcast = _Broadcast(server_round, cohort, messages, began, since, attested)
 
     def _send_evaluation(
         self,
@@ -426,14 +434,14 @@ class FederatedStrategy(Strategy):
     ) -> None:
         """Messages to every connected client: fill `self._evaluation`."""
         began = time.monotonic()
-        self._registry.refresh(grid, self._start_timeout)
+        self._registry.refresh(grid, min(self._start_timeout, timeout or self._start_timeout))
         # What clients measure on their own examples is theirs: nobody asks for it under a claim.
         clients = [] if self.confidential else self._registry.online()
         content = _round_content(arrays, config or {}, server_round)
         messages = [
             self._message(client, content, {}, MessageType.EVALUATE, timeout) for client in clients
         ]
-        self._evaluation = _Broadcast(server_round, clients, messages, began)
+        self._evaluation = _Broadcast(server_round, clients, messages, began, began)
 
     def _message(
         self, client: int, content: RecordDict, own: Mapping[str, Any], kind: str, ttl: float | None
@@ -451,6 +459,7 @@ class FederatedStrategy(Strategy):
 
     def _collect(self, grid: Grid, timeout: float) -> list[Delivery]:
         """The replies to the broadcast; no more than are enough."""
+        timeout = self._broadcast.left(timeout)
         sent, model, local_lr = self._broadcast, self._require_model(), self._local_lr
         if self._enough_replies is None:
             return exchange(grid, sent.messages, sent.clients, timeout)
@@ -582,7 +591,7 @@ class FederatedStrategy(Strategy):
         else:
             self._send_evaluation(server_round, arrays, config, grid, timeout)
             asked = self._evaluation
-            inbox = exchange(grid, asked.messages, asked.clients, timeout)
+            inbox = exchange(grid, asked.messages, asked.clients, asked.left(timeout))
             metrics = average_metrics(inbox, self._capped)
             if metrics is not None:
                 result.evaluate_metrics_clientapp[server_round] = metrics

@@ -6,15 +6,21 @@ allowance is refused in mid-download, and the server is told to forget it. Other
 keep it until the run ends.
 """
 
+import itertools
+import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from types import ModuleType
 from typing import Any
 
-from flwr.app import Message
+from flwr.app import Array, Message
 from flwr.serverapp import Grid
+from flwr.supercore.inflatable.inflatable_object import (
+    get_object_body,
+    get_object_head_values_from_object_content,
+)
 
 _BYTES_FOR_THE_REST = 2**20
 _OBJECTS_FOR_THE_REST = 64
@@ -92,7 +98,9 @@ def _pull_bounded(
     announced()
     tree = answer.message_object_trees[0]
     try:
-        object_ids = [part.object_id for part in flower.iterate_object_tree(tree)]
+        # One more than may be: a tree can stand for far more objects than it has bytes.
+        parts = itertools.islice(flower.iterate_object_tree(tree), allowance.num_objects + 1)
+        object_ids = [part.object_id for part in parts]
         contents = _pull_contents(stub, node, run_id, object_ids, allowance, deadline)
     finally:
         stub.ConfirmMessageReceived(
@@ -100,6 +108,7 @@ def _pull_bounded(
                 node=node, run_id=run_id, message_object_id=tree.object_id
             )
         )
+    check_chunks(contents, allowance.num_bytes)
     reply = flower.inflate_object_from_contents(tree.object_id, contents)
     if not isinstance(reply, Message):
         raise ReplyRefused(f"the reply is a {type(reply).__name__}, not a message")
@@ -117,7 +126,8 @@ def _pull_contents(
 ) -> dict[str, bytes]:
     if len(object_ids) > allowance.num_objects:
         raise ReplyRefused(
-            f"the reply has {len(object_ids)} parts, expected at most {allowance.num_objects}"
+            f"the reply has at least {len(object_ids)} parts, expected at most "
+            f"{allowance.num_objects}"
         )
     contents: dict[str, bytes] = {}
     num_bytes = 0
@@ -129,6 +139,25 @@ def _pull_contents(
                 f"the reply has more than the {allowance.num_bytes} bytes that are allowed"
             )
     return contents
+
+
+def check_chunks(contents: Mapping[str, bytes], most: int) -> None:
+    """ReplyRefused where the arrays would have more than `most` bytes together.
+
+    An array lists the chunks that it is put together from, and may list one of them many times.
+    """
+    total = 0
+    for content in contents.values():
+        kind, children, _ = get_object_head_values_from_object_content(content)
+        if kind != Array.__qualname__:
+            continue
+        listed = json.loads(get_object_body(content, Array))["arraychunk_ids"]
+        total += sum(len(contents[children[index]]) for index in listed)
+        if total > most:
+            raise ReplyRefused(
+                f"the reply's arrays would have more than {most} bytes, which is what is allowed: "
+                f"one lists {len(listed)} chunks and has {len(children)}"
+            )
 
 
 def _pull_content(stub: Any, node: Any, run_id: int, object_id: str, deadline: float) -> bytes:

@@ -1,0 +1,256 @@
+"""Everything of the guard that relies on what Flower does not promise.
+
+Flower's SuperLink makes three gRPC servers with one function that its modules import by name. Here
+the Fleet API's is made anew, with the guard's limits and interceptors; the ServerApps' and the
+operators' get an interceptor that answers the guard's own calls.
+"""
+
+import concurrent.futures
+import importlib
+import importlib.metadata
+import logging
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import grpc
+
+from .limits import Limits
+
+VERSIONS = "flwr >=1.33,<1.35"
+_TESTED = ("1.33.", "1.34.")
+_FLEET_MODULE = "flwr.superlink.cli.flower_superlink"
+_RUNTIME_MODULE = "flwr.superlink.servicer.runtime.runtime_grpc"
+_CONTROL_MODULE = "flwr.superlink.servicer.control.control_grpc"
+_MAKE_SERVER = "generic_create_grpc_server"
+# Refused with these, the SuperLink's Fleet API would be another one than the guard's.
+_UNGUARDED = ("--fleet-api-type", "--enable-http-api")
+# What gRPC itself may buffer beyond a request that the gate would refuse by its size.
+_FRAMING = 64 * 1024
+
+FLEET = "/flwr.proto.Fleet/"
+
+
+class NotThisFlower(RuntimeError):
+    """The installed Flower is built otherwise than the guard knows; the message says what to do."""
+
+
+class FlowerState:
+    """Flower's LinkState and object store, asked for what the guard must know of them."""
+
+    def __init__(self, state_factory: Any, store_factory: Any) -> None:
+        self._state_factory = state_factory
+        self._store_factory = store_factory
+
+    def node_of(self, key: bytes) -> int | None:
+        """The node of a key that is registered."""
+        found: int | None = self._state_factory.state().get_node_id_by_public_key(key)
+        return found
+
+    def nodes(self) -> dict[bytes, int]:
+        """Every registered key's node."""
+        found = self._state_factory.state().get_node_info()
+        return {one.public_key: one.node_id for one in found if one.status != "unregistered"}
+
+    def addressee(self, message_id: str) -> tuple[int, int] | None:
+        """The node that a message was sent to, and its run; None for one that is not there."""
+        state = self._state_factory.state()
+        if hasattr(state, "message_ins_store"):
+            message = state.message_ins_store.get(message_id)
+            found = message and (message.metadata.dst_node_id, message.metadata.run_id)
+            return found or None
+        row = state.get_valid_message_ins(message_id)
+        # SQLite has no unsigned integers.
+        return None if row is None else (row["dst_node_id"] % 2**64, row["run_id"] % 2**64)
+
+    def children(self, object_id: str) -> set[str] | None:
+        """What the store in memory has of an object; the SQL store compares by itself."""
+        entries = getattr(self._store_factory.store(), "store", None)
+        entry = entries.get(object_id) if entries is not None else None
+        return None if entry is None else set(entry.child_object_ids)
+
+    def is_task(self, token: str) -> bool:
+        """Whether it is the token of a ServerApp that runs."""
+        return self._state_factory.state().get_task_by_token(token) is not None
+
+
+MakeInterceptor = Callable[[FlowerState], grpc.ServerInterceptor]
+
+
+def check_version() -> None:
+    """Raises NotThisFlower."""
+    version = importlib.metadata.version("flwr")
+    problem = "" if version.startswith(_TESTED) else "its insides are not known"
+    for name in (_FLEET_MODULE, _RUNTIME_MODULE, _CONTROL_MODULE):
+        try:
+            module = importlib.import_module(name)
+        except ImportError:
+            problem = problem or f"it has no {name}"
+        else:
+            if not callable(vars(module).get(_MAKE_SERVER)):
+                problem = problem or f"{name} has no {_MAKE_SERVER}"
+    if problem:
+        raise NotThisFlower(
+            f"flwr {version} is not guarded, {problem}: install {VERSIONS}, "
+            "or start flower-superlink itself, without a guard"
+        )
+
+
+def install(
+    limits: Limits,
+    gate: MakeInterceptor,
+    for_serverapps: MakeInterceptor,
+    for_operators: MakeInterceptor,
+    listening: Callable[[int], None],
+) -> None:
+    """Put the guard into Flower's modules; `listening` is told the Fleet API's port.
+
+    Raises NotThisFlower.
+    """
+    check_version()
+
+    def fleet(servicer_and_add_fn: tuple[Any, Any], server_address: str, **rest: Any) -> Any:
+        servicer, add = servicer_and_add_fn
+        state = FlowerState(servicer.state_factory, servicer.objectstore_factory)
+        interceptors = [gate(state), *(rest.get("interceptors") or [])]
+        server = _fleet_server(limits, server_address, rest.get("certificates"), interceptors)
+        add(servicer, server)
+        listening(int(server.bound_address.rpartition(":")[2]))
+        return server
+
+    vars(importlib.import_module(_FLEET_MODULE))[_MAKE_SERVER] = fleet
+    for name, make in ((_RUNTIME_MODULE, for_serverapps), (_CONTROL_MODULE, for_operators)):
+        module = vars(importlib.import_module(name))
+        module[_MAKE_SERVER] = _with_interceptor(module[_MAKE_SERVER], make)
+
+
+def run_superlink() -> None:
+    """Flower's own program with its own arguments, which must not lead around the guard."""
+    for option in _UNGUARDED:
+        if any(argument.partition("=")[0] == option for argument in sys.argv[1:]):
+            sys.exit(f"error: {option} is not allowed: the guard knows the gRPC Fleet API alone")
+    entry: Callable[[], None] = vars(importlib.import_module(_FLEET_MODULE))["flower_superlink"]
+    entry()
+
+
+def cut_log_lines(most: int) -> None:
+    """Let no line of Flower's log, or of gRPC's, have more than `most` characters."""
+    importlib.import_module("flwr.common.logger")
+    for name in ("flwr", "grpc._server", "grpc"):
+        logger = logging.getLogger(name)
+        logger.addFilter(_Cut(most))
+
+
+def signed(
+    continuation: Callable[[Any], Any], details: grpc.HandlerCallDetails
+) -> grpc.RpcMethodHandler | None:
+    """The method's handler, None where Flower does not take the request's signature.
+
+    Flower then answers with a handler of its own, which reads no request.
+    """
+    try:
+        handler = continuation(details)
+    except Exception:  # a key, a signature or a time that cannot even be read
+        return None
+    return handler if handler is not None and handler.request_deserializer is not None else None
+
+
+def public_key(details: grpc.HandlerCallDetails) -> bytes:
+    """The key that the request says it is signed with; empty where it names none."""
+    from flwr.common.constant import PUBLIC_KEY_HEADER
+
+    return _header(details.invocation_metadata, PUBLIC_KEY_HEADER)
+
+
+def task_token(metadata: Any) -> str:
+    """The token of a ServerApp's call."""
+    from flwr.supercore.constant import TASK_TOKEN_HEADER
+
+    return _header(metadata, TASK_TOKEN_HEADER).decode(errors="replace")
+
+
+def _header(metadata: Any, name: str) -> bytes:
+    for key, value in metadata or ():
+        if key == name:
+            return value if isinstance(value, bytes) else value.encode()
+    return b""
+
+
+def is_store_busy(error: BaseException) -> bool:
+    """Whether Flower's database did not answer in time: the same request may pass later."""
+    return type(error).__name__ == "OperationalError"
+
+
+def _fleet_server(
+    limits: Limits,
+    address: str,
+    certificates: tuple[bytes, bytes, bytes] | None,
+    interceptors: Sequence[grpc.ServerInterceptor],
+) -> grpc.Server:
+    """As Flower's own, but for the limits."""
+    from flwr.supercore.address import is_port_in_use
+
+    if is_port_in_use(address):
+        sys.exit(f"Port in server address {address} is already in use.")
+    streams = int(2 * limits.key_calls)
+    options = [
+        # One connection has one key, of whose requests there are no more.
+        ("grpc.max_concurrent_streams", streams),
+        ("grpc.max_receive_message_length", int(limits.request_bytes) + _FRAMING),
+        ("grpc.max_send_message_length", -1),
+        ("grpc.server_handshake_timeout_ms", int(1000 * limits.stranger_seconds)),
+        ("grpc.keepalive_time_ms", 210_000),
+        # A client may ping once in ten seconds; after the second ping too many it is cut off.
+        ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+        ("grpc.http2.max_ping_strikes", 2),
+        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.keepalive_permit_without_calls", 0),
+        # Two SuperLinks must not share a port.
+        ("grpc.so_reuseport", 0),
+    ]
+    server = grpc.server(
+        concurrent.futures.ThreadPoolExecutor(max_workers=1000, thread_name_prefix="fleet"),
+        interceptors=interceptors,
+        options=options,
+    )
+    if certificates is None:
+        port = server.add_insecure_port(address)
+    else:
+        root, certificate, key = certificates
+        credentials = grpc.ssl_server_credentials(((key, certificate),), root, False)
+        port = server.add_secure_port(address, credentials)
+    vars(server)["bound_address"] = f"{address.rpartition(':')[0]}:{port}"
+    return server
+
+
+def _with_interceptor(make_server: Callable[..., Any], make: MakeInterceptor) -> Callable[..., Any]:
+    def wrapped(servicer_and_add_fn: tuple[Any, Any], **rest: Any) -> Any:
+        servicer = servicer_and_add_fn[0]
+        state = FlowerState(_factory(servicer, "state", "linkstate"), servicer.objectstore_factory)
+        rest["interceptors"] = [make(state), *(rest.get("interceptors") or [])]
+        return make_server(servicer_and_add_fn=servicer_and_add_fn, **rest)
+
+    return wrapped
+
+
+def _factory(servicer: Any, *names: str) -> Any:
+    return next(v for n in names if (v := getattr(servicer, f"{n}_factory", None)) is not None)
+
+
+class _Cut(logging.Filter):
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self._most = most
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        text = record.getMessage()
+        if len(text) > self._most:
+            record.msg = f"{text[: self._most]} ... ({len(text)} characters)"
+            record.args = ()
+        # A traceback can hold as much again.
+        if record.exc_info and record.exc_info[1] is not None:
+            error = record.exc_info[1]
+            text = f"{type(error).__name__}: {error}"
+            record.exc_info = record.exc_text = None
+            record.msg = f"{record.msg}: {text[: self._most]}"
+        return True
