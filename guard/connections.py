@@ -9,6 +9,7 @@ import contextlib
 import ipaddress
 import os
 import socket
+import stat
 import threading
 import time
 from collections import defaultdict, deque
@@ -31,7 +32,7 @@ Refuse = Callable[[str, str, bytes], None]
 class _Connection:
     since: float
     key: bytes = b""
-    doomed: str = ""
+    doomed: bool = False
 
 
 class Connections:
@@ -58,12 +59,11 @@ class Connections:
                 connection.key = key
                 self._note_new(key, connection)
 
-    def cut(self, peer: str, kind: str, what: str) -> None:
-        """Close the connection that gRPC calls `peer`."""
+    def cut(self, peer: str) -> None:
+        """Close the connection that gRPC calls `peer`, on which no registered key has spoken."""
         with self._lock:
             known = self._open.setdefault(address_of(peer), _Connection(time.monotonic()))
-            known.doomed = known.doomed or what
-        self._refuse(kind, what, known.key)
+            known.doomed = not known.key
 
     def look(self, port: int) -> None:
         """Close what is too many or too old now."""
@@ -77,8 +77,7 @@ class Connections:
             for address, (kind, what, key) in doomed.items():
                 with contextlib.suppress(OSError):
                     found[address].shutdown(socket.SHUT_RDWR)
-                if kind:
-                    self._refuse(kind, what, key)
+                self._refuse(kind, what, key)
 
     def _watch(self, port: int) -> None:
         while True:
@@ -92,15 +91,15 @@ class Connections:
         while recent and recent[0] < time.monotonic() - _MINUTE:
             recent.popleft()
         if len(recent) > self._limits.key_connections_a_minute:
-            connection.doomed = f"{len(recent)} new connections in a minute"
+            connection.doomed = True
 
     def _doomed(self, now: float) -> Iterator[tuple[Address, tuple[str, str, bytes]]]:
         by_address: dict[str, list[tuple[float, Address]]] = defaultdict(list)
         by_key: dict[bytes, list[tuple[float, Address]]] = defaultdict(list)
         for address, one in self._open.items():
             if one.doomed:
-                # Whoever doomed a stranger's has said so; of a key's, nobody has yet.
-                yield address, ("connections" if one.key else "", one.doomed, one.key)
+                what = "too many new connections in a minute" if one.key else "many refusals"
+                yield address, ("connections", what, one.key)
             elif one.key:
                 by_key[one.key].append((one.since, address))
             elif now - one.since > self._limits.idle_connection_seconds:
@@ -148,16 +147,33 @@ def open_sockets(port: int) -> Iterator[dict[Address, socket.socket]]:
         found = {}
         for name in os.listdir(_DESCRIPTORS):  # noqa: PTH208 (a Path for each is too much)
             try:
-                one = socket.socket(fileno=os.dup(int(name)))
-            except (OSError, ValueError):
+                one = _duplicate(int(name))
+            except OSError:
                 continue
-            keep = False
-            with contextlib.suppress(OSError):
-                is_tcp = one.family in (socket.AF_INET, socket.AF_INET6)
-                if is_tcp and one.type == socket.SOCK_STREAM and one.getsockname()[1] == port:
-                    host, its_port = one.getpeername()[:2]
-                    found[_plain(host), its_port] = stack.enter_context(one)
-                    keep = True
-            if not keep:
+            if one is not None and (address := _other_side(one, port)) is not None:
+                found[address] = stack.enter_context(one)
+            elif one is not None:
                 one.close()
         yield found
+
+
+def _duplicate(descriptor: int) -> socket.socket | None:
+    if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+        return None
+    copy = os.dup(descriptor)
+    try:
+        return socket.socket(fileno=copy)
+    except OSError:
+        os.close(copy)
+        raise
+
+
+def _other_side(one: socket.socket, port: int) -> Address | None:
+    """Whom a TCP connection to our port is with; None for any other socket."""
+    if one.family not in (socket.AF_INET, socket.AF_INET6) or one.type != socket.SOCK_STREAM:
+        return None
+    with contextlib.suppress(OSError):
+        if one.getsockname()[1] == port:
+            host, its_port = one.getpeername()[:2]
+            return _plain(host), its_port
+    return None

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import grpc
+from sqlalchemy.exc import OperationalError
 
 from .limits import Limits
 
@@ -108,20 +109,27 @@ def install(
     Raises NotThisFlower.
     """
     check_version()
+    vars(importlib.import_module(_FLEET_MODULE))[_MAKE_SERVER] = guarded(limits, gate, listening)
+    for name, make in ((_RUNTIME_MODULE, for_serverapps), (_CONTROL_MODULE, for_operators)):
+        module = vars(importlib.import_module(name))
+        module[_MAKE_SERVER] = _with_interceptor(module[_MAKE_SERVER], make)
+
+
+def guarded(
+    limits: Limits, gate: MakeInterceptor, listening: Callable[[int], None]
+) -> Callable[..., grpc.Server]:
+    """What makes the Fleet API's server in the place of Flower's own function."""
 
     def fleet(servicer_and_add_fn: tuple[Any, Any], server_address: str, **rest: Any) -> Any:
         servicer, add = servicer_and_add_fn
         state = FlowerState(servicer.state_factory, servicer.objectstore_factory)
-        interceptors = [gate(state), *(rest.get("interceptors") or [])]
+        interceptors = _around(gate(state), rest.get("interceptors"))
         server = _fleet_server(limits, server_address, rest.get("certificates"), interceptors)
         add(servicer, server)
         listening(int(server.bound_address.rpartition(":")[2]))
         return server
 
-    vars(importlib.import_module(_FLEET_MODULE))[_MAKE_SERVER] = fleet
-    for name, make in ((_RUNTIME_MODULE, for_serverapps), (_CONTROL_MODULE, for_operators)):
-        module = vars(importlib.import_module(name))
-        module[_MAKE_SERVER] = _with_interceptor(module[_MAKE_SERVER], make)
+    return fleet
 
 
 def run_superlink() -> None:
@@ -176,9 +184,28 @@ def _header(metadata: Any, name: str) -> bytes:
     return b""
 
 
-def is_store_busy(error: BaseException) -> bool:
-    """Whether Flower's database did not answer in time: the same request may pass later."""
-    return type(error).__name__ == "OperationalError"
+class StoreBusy(grpc.ServerInterceptor):
+    """Says UNAVAILABLE where the database did not answer in time: the same call may pass later.
+
+    Flower says INTERNAL, on which nodes, ServerApps and executors give up.
+    """
+
+    def intercept_service(
+        self, continuation: Callable[[Any], Any], details: grpc.HandlerCallDetails
+    ) -> grpc.RpcMethodHandler | None:
+        handler = continuation(details)
+        if handler is None or handler.unary_unary is None:
+            return handler
+
+        def patient(request: Any, context: grpc.ServicerContext) -> Any:
+            try:
+                return handler.unary_unary(request, context)
+            except OperationalError:
+                context.abort(grpc.StatusCode.UNAVAILABLE, "the server's database is busy")
+
+        return grpc.unary_unary_rpc_method_handler(
+            patient, handler.request_deserializer, handler.response_serializer
+        )
 
 
 def _fleet_server(
@@ -227,10 +254,16 @@ def _with_interceptor(make_server: Callable[..., Any], make: MakeInterceptor) ->
     def wrapped(servicer_and_add_fn: tuple[Any, Any], **rest: Any) -> Any:
         servicer = servicer_and_add_fn[0]
         state = FlowerState(_factory(servicer, "state", "linkstate"), servicer.objectstore_factory)
-        rest["interceptors"] = [make(state), *(rest.get("interceptors") or [])]
+        rest["interceptors"] = _around(make(state), rest.get("interceptors"))
         return make_server(servicer_and_add_fn=servicer_and_add_fn, **rest)
 
     return wrapped
+
+
+def _around(ours: grpc.ServerInterceptor, flowers: Any) -> list[grpc.ServerInterceptor]:
+    """Ours before Flower's, and StoreBusy behind the first, which translates errors."""
+    first, *rest = flowers
+    return [ours, first, StoreBusy(), *rest]
 
 
 def _factory(servicer: Any, *names: str) -> Any:

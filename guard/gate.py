@@ -259,8 +259,6 @@ class Gate(grpc.ServerInterceptor):
                 if code == grpc.StatusCode.UNAUTHENTICATED:
                     self._forget(key)
                 raise
-            if flower.is_store_busy(error):
-                context.abort(grpc.StatusCode.UNAVAILABLE, "the server's database is busy")
             what = f"{method}: {type(error).__name__}: {error}"[:200]
             self._records.refuse("failed request", what, key, node)
             context.abort(grpc.StatusCode.INTERNAL, "the request cannot be served")
@@ -359,7 +357,7 @@ class Gate(grpc.ServerInterceptor):
             often = self._refusals[peer] >= _REFUSALS_A_CONNECTION
         self._records.refuse("unauthenticated", what)
         if often:
-            self._connections.cut(peer, "unauthenticated", f"again and again {what}")
+            self._connections.cut(peer)
         _abort(context, grpc.StatusCode.UNAUTHENTICATED, what)
 
     def _refusal(self, code: grpc.StatusCode, what: str) -> grpc.RpcMethodHandler:

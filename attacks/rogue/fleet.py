@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import grpc
 from flwr.app import Message
 from flwr.client.grpc_rere_client.connection import grpc_request_response
 from flwr.supercore.inflatable.inflatable_object import (
@@ -15,10 +16,12 @@ from flwr.supercore.inflatable.inflatable_object import (
     no_object_id_recompute,
 )
 from flwr.supercore.inflatable.inflatable_utils import (
+    ObjectPushError,
     inflate_object_from_contents,
     pull_objects,
 )
 from flwr.supercore.retry import make_simple_grpc_retry_invoker
+from flwr.supercore.run import RunNotRunningException
 
 # A SuperLink that cannot be reached for so long is not waited for any longer.
 PATIENCE_SECONDS = 60.0
@@ -42,9 +45,12 @@ class Announcement:
         return bool(self.missing)
 
     def upload(self, object_id: str) -> None:
-        """Upload one part. Raises what Flower raises if the SuperLink does not store it."""
+        """Upload one part. Raises ObjectPushError if the SuperLink does not store it."""
         content = self.objects[object_id].deflate()
-        self.upload_part(self.run_id, self.session, object_id, content)
+        try:
+            self.upload_part(self.run_id, self.session, object_id, content)
+        except (grpc.RpcError, RunNotRunningException) as error:
+            raise ObjectPushError(object_id, self.run_id, self.session) from error
 
 
 class Fleet:
@@ -87,7 +93,10 @@ class Fleet:
                 head = disguised_as
                 head.metadata.__dict__["_message_id"] = reply.object_id
             tree, objects = get_object_tree(reply), get_all_nested_objects(reply)
-            missing, session = self._send(head, tree, 0.0)
+            try:
+                missing, session = self._send(head, tree, 0.0)
+            except RunNotRunningException:  # Flower's word for PERMISSION_DENIED
+                missing, session = set(), ""
         # Children first: that is the order in which Flower's own nodes upload them.
         order = [object_id for object_id in objects if object_id in missing]
         return Announcement(reply.metadata.run_id, session, objects, order, self._push)

@@ -1,0 +1,219 @@
+"""Flower's real Fleet API over gRPC in this process, with a guard or without, and a run that waits.
+
+The state is Flower's own, in memory or in SQLite; nodes and messages are put there directly, as
+the Control API and a ServerApp would.
+"""
+
+import contextlib
+import importlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.common.serde import message_from_proto, message_to_proto
+from flwr.proto import fleet_pb2, message_pb2
+from flwr.proto.node_pb2 import Node as NodeProto
+from flwr.server.superlink.fleet.grpc_rere.node_auth_server_interceptor import (
+    NodeAuthServerInterceptor,
+)
+from flwr.supercore.constant import NOOP_FEDERATION_ID
+from flwr.supercore.inflatable.inflatable_object import (
+    get_all_nested_objects,
+    get_object_tree,
+    no_object_id_recompute,
+)
+from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes
+from flwr.superlink.config_loader import (
+    get_federation_manager,
+    get_objectstore_linkstate_factories,
+)
+
+from attacks.rogue.server_attacks import Keys, Peer
+from guard import flower
+from guard.checks import Sizes
+from guard.connections import Connections
+from guard.gate import Gate
+from guard.limits import Limits
+from guard.records import Records
+from launch.certs import make
+from launch.ports import LOOPBACK, free_loopback_ports
+
+MEMORY = ":flwr-in-memory:"
+
+
+@dataclass
+class Fleet:
+    """The API's address, its state, and what the guard wrote down (None: there is no guard)."""
+
+    address: str
+    ca: bytes | None
+    state: Any
+    records: Records | None
+    sizes: Sizes
+    run_id: int
+    sent: list[str] = field(default_factory=list)
+
+    def node(self) -> Peer:
+        """A registered node with a key of its own, which is connected."""
+        keys: Keys = generate_key_pairs()
+        key = public_key_to_bytes(keys[1])
+        node_id = self.state.create_node("", "", key, 60.0)
+        peer = Peer(self.address, self.ca, keys, node_id)
+        with peer.stub() as stub:
+            stub.ActivateNode(
+                fleet_pb2.ActivateNodeRequest(public_key=key, heartbeat_interval=60.0), timeout=20
+            )
+        return peer
+
+    def stranger(self) -> Peer:
+        """Who has a key that nobody registered."""
+        return Peer(self.address, self.ca, generate_key_pairs(), 4711)
+
+    def send(self, peer: Peer, num_parameters: int = 1000) -> str:
+        """A train message for the node, as a ServerApp sends it; its id."""
+        rng = np.random.default_rng(len(self.sent))
+        model = rng.standard_normal(num_parameters).astype(np.float32)
+        content = RecordDict(
+            {
+                "arrays": ArrayRecord({"w": Array(model), "b": Array(model[:10].copy())}),
+                "config": ConfigRecord({"server-round": 1}),
+            }
+        )
+        message = Message(content, peer.node_id, "train", ttl=600.0, group_id="1")
+        with no_object_id_recompute():
+            head = message.metadata.__dict__
+            head.update(_run_id=self.run_id, _src_node_id=1)
+            head.update(_message_id=message.object_id)
+            tree, objects = get_object_tree(message), get_all_nested_objects(message)
+            session = self.state.start_session(self.run_id)
+            bare = Message(RecordDict(), peer.node_id, "train", ttl=600.0, group_id="1")
+            bare.metadata.__dict__.update(vars(message.metadata))
+            stored, missing = self.state.store_message_and_object_tree(bare, tree, session)
+            assert stored
+            for object_id in missing:
+                content_of = objects[object_id].deflate()
+                assert self.state.store_object(self.run_id, session, object_id, content_of)
+                self.sizes.note(object_id, len(content_of))
+            self.sent.append(message.object_id)
+            return message.object_id
+
+    def pull(self, peer: Peer, stub: Any = None) -> message_pb2.Message:
+        """The node pulls its next message (over `stub`, or a connection of its own)."""
+        with peer.stub() if stub is None else contextlib.nullcontext(stub) as stub:
+            request = fleet_pb2.PullMessagesRequest(node=NodeProto(node_id=peer.node_id))
+            response = stub.PullMessages(request, timeout=20)
+        message = response.messages_list[0]
+        peer.order = message.metadata
+        return message
+
+    def answer(self, peer: Peer, num_parameters: int = 1000) -> None:
+        """The node pulls a message, answers it as a SuperNode would, and uploads the answer."""
+        with peer.stub() as stub:
+            order = message_from_proto(self.pull(peer, stub))
+            head, tree, objects = answer_to(order, num_parameters)
+            node = NodeProto(node_id=peer.node_id)
+            request = fleet_pb2.PushMessagesRequest(
+                node=node, messages_list=[head], message_object_trees=[tree]
+            )
+            pushed = stub.PushMessages(request, timeout=20)
+            for object_id in pushed.objects_to_push:
+                upload = message_pb2.PushObjectRequest(
+                    node=node,
+                    run_id=self.run_id,
+                    object_id=object_id,
+                    object_content=objects[object_id].deflate(),
+                    session_id=pushed.session_id,
+                )
+                assert stub.PushObject(upload, timeout=20).stored
+
+    def refused(self, peer: Peer | None = None) -> dict[str, int]:
+        """How often what was refused of the peer's key, or of strangers."""
+        assert self.records is not None
+        key = self.records.name(peer.public_key()) if peer is not None else "unknown keys"
+        found = [entry for entry in self.records.refusals() if entry["key"] == key]
+        return {entry["kind"]: entry["count"] for entry in found}
+
+
+def answer_to(
+    order: Message, num_parameters: int = 1000
+) -> tuple[message_pb2.Message, message_pb2.ObjectTree, dict[str, Any]]:
+    """An honest answer: its announcement, its tree, and its objects."""
+    rng = np.random.default_rng(num_parameters)
+    arrays = ArrayRecord({"w": Array(rng.standard_normal(num_parameters).astype(np.float32))})
+    reply = Message(RecordDict({"arrays": arrays}), reply_to=order)
+    with no_object_id_recompute():
+        reply.metadata.__dict__["_message_id"] = reply.object_id
+        tree, objects = get_object_tree(reply), get_all_nested_objects(reply)
+        bare = Message(RecordDict(), reply_to=order)
+        bare.metadata.__dict__.update(vars(reply.metadata))
+    return message_to_proto(bare), tree, objects
+
+
+@contextlib.contextmanager
+def fleet(
+    folder: Path,
+    *,
+    guarded: bool = True,
+    database: str | None = None,
+    tls: bool = True,
+    limits: Limits | None = None,
+) -> Iterator[Fleet]:
+    """A Fleet API with node authentication; the run is under way."""
+    limits = limits or Limits()
+    certificates = _certificates(folder) if tls else None
+    stores, states = get_objectstore_linkstate_factories(
+        database or str(folder / "superlink.db"), get_federation_manager()
+    )
+    state = states.state()
+    sizes = Sizes()
+    records = Records(folder / "guard", int(limits.offences)) if guarded else None
+    # The package holds a function of the same name.
+    module = vars(importlib.import_module("flwr.superlink.cli.flower_superlink"))
+    make_server = module["generic_create_grpc_server"]
+    if records is not None:
+        connections = Connections(limits, records.refuse)
+        module["generic_create_grpc_server"] = flower.guarded(
+            limits,
+            lambda seen: Gate(limits, seen, records, connections, sizes),
+            connections.watch,
+        )
+    try:
+        server = module["_run_fleet_api_grpc_rere"](
+            f"{LOOPBACK}:{free_loopback_ports(1)[0]}",
+            states,
+            stores,
+            True,
+            certificates,
+            [NodeAuthServerInterceptor(states)],
+        )
+    finally:
+        module["generic_create_grpc_server"] = make_server
+    port = server.bound_address.rpartition(":")[2]
+    host = "localhost" if tls else LOOPBACK
+    ca = (folder / "certs" / "ca.crt").read_bytes() if tls else None
+    try:
+        yield Fleet(f"{host}:{port}", ca, state, records, sizes, _running_run(state))
+    finally:
+        server.stop(0).wait(10)
+
+
+def _certificates(folder: Path) -> tuple[bytes, bytes, bytes]:
+    certs = folder / "certs"
+    if not certs.exists():
+        make(certs, ["localhost"], [])
+    ca, certificate, key = (
+        (certs / name).read_bytes() for name in ("ca.crt", "server.pem", "server.key")
+    )
+    return ca, certificate, key
+
+
+def _running_run(state: Any) -> int:
+    run_id: int = state.create_run(
+        "app", "1", "hash", {}, NOOP_FEDERATION_ID, None, "aid", "flwr-serverapp"
+    )
+    (task,) = state.get_tasks(run_ids=[run_id]) if run_id else ()
+    assert state.claim_task(task.task_id) and state.activate_task(task.task_id)
+    return run_id
