@@ -110,12 +110,11 @@ class _Broadcast:
     began: float
     # On the monotonic clock, when the time for the replies began to run.
     since: float
+    attested: LocalRule | None = None
 
     def left(self, timeout: float) -> float:
         """What is left of `timeout` seconds."""
         return max(0.0, self.since + timeout - time.monotonic())
-
-    attested: LocalRule | None = None
 
     def sort(self, replies: Iterable[Message]) -> list[Delivery]:
         """One Delivery a client, for replies that Flower collected itself."""
