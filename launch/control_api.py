@@ -3,6 +3,7 @@
 `flwr list` answers the same questions at the price of a new Python that imports Flower.
 """
 
+import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -111,6 +112,23 @@ class ControlApi:
     def unregister(self, node_id: int) -> None:
         """Never again let the node take part."""
         self._stub.UnregisterNode(UnregisterNodeRequest(node_id=node_id), timeout=_CALL_SECONDS)
+
+    def guard(self, action: str, **fields: Any) -> dict[str, Any] | None:
+        """What the SuperLink's guard answers (guard/service.py); None where it has no guard.
+
+        Raises ValueError with its reason if it does not do so.
+        """
+        call = self._channel.unary_unary("/blackthorn.Guard/Keys")
+        try:
+            answer = call(json.dumps({"action": action, **fields}).encode(), timeout=_CALL_SECONDS)
+        except grpc.RpcError as error:
+            if error.code() == grpc.StatusCode.UNIMPLEMENTED:
+                return None
+            if error.code() == grpc.StatusCode.INVALID_ARGUMENT:
+                raise ValueError(error.details()) from error
+            raise
+        found: dict[str, Any] = json.loads(answer)
+        return found
 
     def nodes(self) -> list[Any]:
         """Flower's NodeInfo of every node that is registered or connected."""

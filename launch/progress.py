@@ -42,6 +42,10 @@ def quality(entry: Mapping[str, Any]) -> list[str]:
 def incidents(entry: Mapping[str, Any]) -> list[str]:
     """A line for each rejected client, and for a round that left the model as it was."""
     lines = [f"  client {r['client']} rejected: {r['reason']}" for r in entry.get("rejected", [])]
+    for refused in entry.get("refused", []):
+        barred = "; it is barred" if refused["barred"] else ""
+        times = f"{refused['count']} times refused"
+        lines.append(f"  {refused['key']}: {times}: {refused['what']}{barred}")
     if entry.get("skipped"):
         lines.append(f"  the model stays as it was: {entry['skipped']}")
     return lines

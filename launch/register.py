@@ -1,5 +1,6 @@
 """`blackthorn register` and `unregister`: which keys may take part."""
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -24,8 +25,23 @@ def register(
     ] = False,
     certs: Folder = Path("certs"),
     server: Server = DEFAULT_SERVER,
+    client_id: Annotated[
+        int | None,
+        typer.Option(
+            min=0, help="The only client id of the key; by default the number its name ends with."
+        ),
+    ] = None,
+    max_examples: Annotated[
+        int | None, typer.Option(min=1, help="The most examples that the client may declare.")
+    ] = None,
+    lift: Annotated[
+        bool, typer.Option("--lift", help="Let keys in again that the server's guard has barred.")
+    ] = False,
 ) -> None:
     """Let clients take part, by their public keys. One that is registered already stays so.
+
+    A key is one client's, from then on: in runs with node-authentication no other id can be had
+    with it, and no other key can have that id.
 
     Example: blackthorn register node0 node1 --certs certs
     """
@@ -34,9 +50,16 @@ def register(
     if bool(names) == every:
         raise ConfigError("give the names of clients, or --all")
     keys = _keys(certs, client_names(certs) if every else names or [])
+    if client_id is not None and len(keys) > 1:
+        raise ConfigError("--client-id is one client's: name that one alone")
     with connection(server, certs / "ca.crt", False, False).open() as control:
         for name, key in keys.items():
-            typer.echo(_register(control, name, key))
+            if lift:
+                typer.echo(_lift(control, name, key))
+                continue
+            wanted = _id_in(name) if client_id is None else client_id
+            told = _register(control, name, key)
+            typer.echo(told + _bind(control, name, key, wanted, max_examples))
 
 
 def unregister(
@@ -58,6 +81,7 @@ def unregister(
                 typer.echo(f"{name} was not registered")
                 continue
             control.unregister(registered[key])
+            control.guard("forget", key=key.decode())
             typer.echo(f"{name} is unregistered")
 
 
@@ -74,6 +98,42 @@ def _register(control: "ControlApi", name: str, key: bytes) -> str:
             f"{name} cannot be registered ({error.details()}): a key that was unregistered is not "
             "taken again, make a new one"
         ) from error
+
+
+def _bind(
+    control: "ControlApi", name: str, key: bytes, client_id: int | None, max_examples: int | None
+) -> str:
+    """Tell the server's guard whose key it is; what to add to the line."""
+    try:
+        known = control.guard(
+            "register",
+            key=key.decode(),
+            name=name,
+            client_id=client_id,
+            max_examples=max_examples,
+        )
+    except ValueError as error:
+        raise ConfigError(f"{name}: --client-id {client_id} is not free: {error}") from error
+    if known is None:
+        if max_examples is not None:
+            raise ConfigError("--max-examples is not allowed: that server has no guard")
+        return ""
+    bound = "" if known["client_id"] is None else f", client {known['client_id']}"
+    most = known["max_examples"]
+    return bound + ("" if most is None else f" with at most {most} examples")
+
+
+def _lift(control: "ControlApi", name: str, key: bytes) -> str:
+    answer = control.guard("lift", key=key.decode())
+    if answer is None:
+        raise ConfigError("--lift is not allowed: that server has no guard")
+    return f"{name} is let in again" if answer["lifted"] else f"{name} was not barred"
+
+
+def _id_in(name: str) -> int | None:
+    """The number at the end of a key's name, as `blackthorn client` reads it."""
+    found = re.search(r"\d+$", name)
+    return int(found.group()) if found else None
 
 
 def _registered(control: "ControlApi") -> dict[bytes, int]:

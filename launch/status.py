@@ -41,6 +41,7 @@ def status(
     to = connection(server, ca or (certs / "ca.crt" if certs else None), insecure, i_know)
     with to.open() as control:
         run_id, log = _newest_run(control)
+        guarded = control.guard("list") or {"refusals": []}
         clients = client_lines(control.nodes(), log, _names(certs))
         state = str(control.status(run_id)) if run_id is not None else ""
     if run_id is not None:
@@ -50,6 +51,8 @@ def status(
         typer.echo("no run yet")
     for row in table(clients):
         typer.echo(row)
+    for refusal in guarded["refusals"]:
+        typer.echo(refusal_line(refusal))
 
 
 @dataclass(frozen=True)
@@ -90,6 +93,12 @@ def table(lines: list[ClientLine]) -> list[str]:
         "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
         for row in rows
     ]
+
+
+def refusal_line(refusal: Mapping[str, Any]) -> str:
+    """What the server's guard has refused since it was started, of one key and kind."""
+    barred = "; it is barred, blackthorn register --lift lets it in" if refusal["barred"] else ""
+    return f"{refusal['key']}: refused {refusal['count']} times: {refusal['last']}{barred}"
 
 
 def _last_seen(node: Any) -> datetime | None:

@@ -1,6 +1,7 @@
 """What a run's report says in figures and tables, as plain data for its page."""
 
 import math
+import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -120,6 +121,25 @@ def rejections(record: RunRecord) -> Table | None:
     ordered = sorted(clients.items(), key=lambda pair: -pair[1].total())
     rows = [(_shortened(reason), str(whose.total()), _ids(whose)) for reason, whose in ordered]
     return _table("Replies that did not count", ("reason", "times", "clients"), rows)
+
+
+def refusals(record: RunRecord) -> Table | None:
+    """What the SuperLink did not let through: of whose key, what the last time, and how often."""
+    if is_confidential(record):
+        return None
+    counts: Counter[tuple[str, str]] = Counter()
+    last: dict[tuple[str, str], str] = {}
+    for entry in record.entries:
+        for item in entry.get("refused") or []:
+            # What differs from one request to the next are its numbers.
+            kind = str(item["key"]), re.sub(r"\d+", "N", str(item["what"]))
+            counts[kind] += int(item["count"])
+            last[kind] = str(item["what"]) + ("; it is barred" if item["barred"] else "")
+    rows = [
+        (key, _shortened(last[key, what]), str(count))
+        for (key, what), count in counts.most_common()
+    ]
+    return _table("Requests that the SuperLink refused", ("key", "what", "times"), rows)
 
 
 def skips(record: RunRecord) -> Table | None:

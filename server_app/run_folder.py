@@ -4,7 +4,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -334,7 +334,7 @@ def _count_clients(entries: Sequence[Mapping[str, Any]]) -> dict[str, int]:
 _OWN_KEYS = (
     *("round", "local_lr", "invited", "replied", "rejected", "filtered", "over_bound"),
     *("seconds", "evaluated_by", "skipped", "instruments", "catastrophic_failure"),
-    *("sample_epsilon", "epsilon_rdp", "rounds_charged", "surplus"),
+    *("sample_epsilon", "epsilon_rdp", "rounds_charged", "surplus", "refused"),
 )
 
 
@@ -371,6 +371,8 @@ def _cohort_entry(report: RoundReport) -> dict[str, Any]:
         entry["surplus"] = report.surplus
     if report.skipped:
         entry["skipped"] = report.skipped
+    if report.refusals:
+        entry["refused"] = [asdict(refusal) for refusal in report.refusals]
     return entry
 
 

@@ -141,7 +141,12 @@ def _clients(record: RunRecord) -> Section:
             "operator.jsonl, which belongs to nobody else."
         )
         return Section("Clients", texts=[text])
-    tables = _known(facts.filtered(record), facts.rejections(record), facts.skips(record))
+    tables = _known(
+        facts.filtered(record),
+        facts.rejections(record),
+        facts.refusals(record),
+        facts.skips(record),
+    )
     return Section("Clients", figures=_pictures(record, "clients", "client-history"), tables=tables)
 
 

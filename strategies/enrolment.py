@@ -15,6 +15,7 @@ from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
 from .delivery import AwaitedReply, Delivery, send
+from .guarded_link import GuardedLink, KeyHolder, Refusal
 from .link import LinkDown, call_within
 from .screening import RejectedReply, content_of, one_line, read_count, scalar_metrics
 
@@ -61,6 +62,8 @@ class ClientRegistry:
     With `identity = "key"` nodes are asked as with "query", and a client stays with the node that
     enrolled it first, also while that node is away: where nodes have to authenticate, a node's id
     is that of its registered key, over all its connections, and no other key can take the client.
+    A key that its operator registered for a client (`blackthorn register`) is that client from the
+    first round on, and no other.
 
     `population`: with "query" and "key", the ids are 0 to population - 1 (None: any). Without
     that limit a liar with many nodes could enrol as many clients as it likes.
@@ -77,6 +80,8 @@ class ClientRegistry:
         self._asked: dict[int, AwaitedReply] = {}
         # What was wrong with the last answer, by who gave it: "client 1", or "node 4711".
         self._problems: dict[str, str] = {}
+        self._link = GuardedLink()
+        self._holders: dict[int, KeyHolder] = {}
         # Nodes that hold a client which another node holds too, in the order of their answers.
         self._waiting: dict[int, Client] = {}
 
@@ -136,7 +141,7 @@ class ClientRegistry:
             return set()
         # A client that comes back under its key may have been given other examples.
         self._attempts = {n: tries for n, tries in self._attempts.items() if n in self._online}
-        self._take_answers()
+        self._take_answers(grid)
         self._take_over()
         holders = {client.node_id for client in self._clients.values()}
         known = holders | self._asked.keys() | self._waiting.keys()
@@ -151,11 +156,17 @@ class ClientRegistry:
         sending = max(0.0, deadline - time.monotonic())
         asked = send(grid, questions, new, timeout, sending)
         self._asked.update(zip(new, asked, strict=True))
-        self._take_answers()
+        self._take_answers(grid)
         return set(new)
 
-    def _take_answers(self) -> None:
+    def refusals(self, grid: Grid) -> list[Refusal]:
+        """What the SuperLink has refused since the last call."""
+        return self._link.refusals(grid, {c.node_id: c.client_id for c in self._clients.values()})
+
+    def _take_answers(self, grid: Grid) -> None:
         """Enrol the nodes whose answer has come; a node without one may be asked again."""
+        if self._identity == "key" and any(answer.over() for answer in self._asked.values()):
+            self._holders = self._link.holders(grid) or self._holders
         for node, answer in list(self._asked.items()):
             if answer.over():
                 del self._asked[node]
@@ -168,6 +179,7 @@ class ClientRegistry:
                 raise RejectedReply(delivery.problem)
             client_id, num_examples = read_enrolment(delivery.message)
             self._check_population(client_id)
+            self._check_key(node, client_id, num_examples)
         except RejectedReply as rejection:
             self._note_problem(delivery, rejection)
             return
@@ -187,6 +199,23 @@ class ClientRegistry:
         if self._population is not None and client_id >= self._population:
             raise RejectedReply(
                 f"client-id = {client_id} is not one of the run's {self._population} clients"
+            )
+
+    def _check_key(self, node: int, client_id: int, num_examples: int) -> None:
+        """Raises RejectedReply for what the operator did not register the node's key for."""
+        own = self._holders.get(node)
+        if own is not None and own.client_id not in (None, client_id):
+            raise RejectedReply(
+                f"client-id = {client_id}, but the key {own.key} is registered for client "
+                f"{own.client_id}"
+            )
+        for other, holder in self._holders.items():
+            if holder.client_id == client_id and other != node:
+                raise RejectedReply(f"client-id = {client_id} is the key {holder.key}'s")
+        if own is not None and own.max_examples is not None and num_examples > own.max_examples:
+            raise RejectedReply(
+                f"num-examples = {num_examples}, but the key {own.key} is registered for at most "
+                f"{own.max_examples}"
             )
 
     def _note_problem(self, delivery: Delivery, rejection: RejectedReply) -> None:

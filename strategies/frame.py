@@ -293,6 +293,7 @@ class FederatedStrategy(Strategy):
             )
             self._iterates.see(server_round, self._require_model().arrays(), report.metrics)
             self._round = server_round
+            report.refusals = self._registry.refusals(grid)
             # Before the observers, who may write down the state.
             self._quorum_watch.count(report)
             self._publish(report)
@@ -401,6 +402,8 @@ class FederatedStrategy(Strategy):
 
     def _enrol_all(self, grid: Grid) -> None:
         self._registry.wait_for(grid, self._num_clients, self._min_replies, self._start_timeout)
+        # From here on they are the run's.
+        self._registry.refusals(grid)
         self.on_enrolment([self._registry[client] for client in self._registry.clients()])
 
     def _send_round(

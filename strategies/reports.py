@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 import torch
 from flwr.app import MetricRecord
 
+from .guarded_link import Refusal
+
 
 @dataclass(frozen=True)
 class Rejection:
@@ -35,6 +37,7 @@ class RoundReport:
     `sample_epsilons` is what clients with local DP-SGD say one of their examples has spent.
     `seconds`: wall time of the phases "training" (broadcast, local training and the way back),
     "screening", "aggregation" (bounding, the rule, noise), "server-step" and "evaluation".
+    `refusals`: what the SuperLink did not let through since the round before, and of whom.
     `confidential`: a privacy claim covers the model and the metrics alone; all the rest is for
     the operator's eyes.
     """
@@ -60,6 +63,7 @@ class RoundReport:
     metrics: dict[str, float] = field(default_factory=dict)
     evaluated_by: str | None = None
     seconds: dict[str, float] = field(default_factory=dict)
+    refusals: list[Refusal] = field(default_factory=list)
     confidential: bool = False
 
     def metric_record(self) -> MetricRecord:

@@ -1,5 +1,6 @@
 """What a reply may weigh and how long it may take, against a SuperLink's stub in memory."""
 
+import resource
 import time
 from collections.abc import Callable, Iterable
 from types import SimpleNamespace
@@ -122,6 +123,26 @@ def test_a_reply_of_too_many_parts_is_not_downloaded_and_forgotten() -> None:
     with pytest.raises(ReplyRefused, match="parts, expected at most"):
         pull(link, message)
     assert stub.pulled == []
+    assert len(stub.confirmed) == 1
+
+
+def test_chunks_that_repeat_are_counted_before_they_are_put_together() -> None:
+    """Half a megabyte that lists its one chunk a thousand times would have 500 MB."""
+    message = order(3)
+    link, stub = link_with(reply_to(message, 125_000))
+    for object_id, content in list(stub.contents.items()):
+        if content.startswith(b"Array "):
+            repeated = content.replace(
+                b'"arraychunk_ids": [0]', b'"arraychunk_ids": [%s0]' % (b"0," * 999)
+            )
+            head, _, body = repeated.partition(b"\x00")
+            words = head.rsplit(b" ", 1)[0]
+            stub.contents[object_id] = words + b" %d\x00" % len(body) + body
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(ReplyRefused, match="one lists 1000 chunks and has 1"):
+        pull(link, message)
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before  # KiB
+    assert grown < 100 * 1024
     assert len(stub.confirmed) == 1
 
 

@@ -1,0 +1,91 @@
+"""What the guard of the SuperLink says of the nodes' keys: whose they are, and what it refused.
+
+The guard (package `guard`) answers on the ServerApps' own port. Other SuperLinks do not know the
+call: then nothing is known of any key, and nothing was refused.
+"""
+
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+from flwr.serverapp import Grid
+
+from .screening import one_line
+
+REPORT = "/blackthorn.Guard/Report"
+_CALL_SECONDS = 2.0
+
+logger = logging.getLogger("blackthorn")
+
+
+@dataclass(frozen=True)
+class KeyHolder:
+    """What an operator said of a node's key; None: nothing.
+
+    `client_id` is the only client that it may be, `max_examples` the most that it may declare.
+    """
+
+    key: str
+    client_id: int | None = None
+    max_examples: int | None = None
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """What the SuperLink refused `count` times in a round.
+
+    `key` is the sender's registered name or fingerprint, `client` the client it holds (None:
+    none). `barred`: the key takes no more part until its operator lifts that.
+    """
+
+    key: str
+    client: int | None
+    what: str
+    count: int
+    barred: bool = False
+
+
+class GuardedLink:
+    """Asks a run's SuperLink. What was refused before the first question is not this run's."""
+
+    def __init__(self) -> None:
+        self._counted: dict[tuple[str, str], int] | None = None
+
+    def holders(self, grid: Grid) -> dict[int, KeyHolder]:
+        """The keys' holders by their nodes' ids."""
+        nodes = _ask(grid).get("nodes", {})
+        return {int(node): KeyHolder(**holder) for node, holder in nodes.items()}
+
+    def refusals(self, grid: Grid, clients: Mapping[int, int]) -> list[Refusal]:
+        """What was refused since the last question; `clients` are the clients by their nodes."""
+        first, before = self._counted is None, self._counted or {}
+        counted, found = {}, []
+        for entry in _ask(grid).get("refusals", []):
+            name = entry["key"], entry["kind"]
+            counted[name] = entry["count"]
+            # A SuperLink that was started again counts from the beginning.
+            already = before.get(name, 0) if before.get(name, 0) <= entry["count"] else 0
+            new = entry["count"] - already
+            if new and not first:
+                client, what = clients.get(entry["node"]), one_line(entry["last"])
+                found.append(Refusal(entry["key"], client, what, new, entry["barred"]))
+        self._counted = counted
+        for refusal in found:
+            logger.info("the SuperLink refused %s: %s", refusal.key, refusal.what)
+        return found
+
+
+def _ask(grid: Grid) -> dict[str, Any]:
+    """The guard's report; empty where there is none, or no answer now."""
+    # Flower's gRPC grid has its channel there; a grid in one process has none.
+    channel = getattr(grid, "_channel", None)
+    if not isinstance(channel, grpc.Channel):
+        return {}
+    try:
+        report = json.loads(channel.unary_unary(REPORT)(b"", timeout=_CALL_SECONDS))
+    except (grpc.RpcError, ValueError):
+        return {}
+    return report if isinstance(report, dict) else {}
