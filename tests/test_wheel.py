@@ -267,7 +267,8 @@ def test_the_wheel_holds_the_app_and_nothing_at_the_top_but_blackthorn(
     assert recipes <= set(names)
     assert {"blackthorn/pyproject.toml", "blackthorn/README.md", "blackthorn/LICENSE"} <= set(names)
     for package in (
-        *("attacks", "client_app", "launch", "server_app", "simulation", "strategies", "tasks"),
+        *("attacks", "client_app", "guard", "launch", "server_app", "simulation", "strategies"),
+        "tasks",
     ):
         assert f"blackthorn/{package}/__init__.py" in names
     assert not [name for name in names if "__pycache__" in name or "/tests/" in name]
