@@ -1,9 +1,9 @@
 """A client's own ledger: what it has sent, on disk before it sends it, whoever asked for it.
 
-One file stands for one client's data. Rounds of all runs and all servers add up in it, and within
-a run a round is answered once, so that no server can have more than the client's policy allows by
-asking twice, by another round's number or by another run. It survives the client's restart; a crash
-after the charge leaves it as if the reply had been sent.
+One file stands for one client's data. Rounds of all runs and all servers add up in it, so that no
+server can have more than the client's policy allows by asking twice, by another round's number or
+by another run. It survives the client's restart; a crash after the charge leaves it as if the reply
+had been sent.
 """
 
 import json
@@ -39,7 +39,8 @@ class Sent:
     def add(self, run_id: int, server_round: int, local: Charge, sample: Charge) -> None:
         """Count one more reply."""
         self.rounds += 1
-        self.last_round[str(run_id)] = server_round
+        last = self.last_round.get(str(run_id), 0)
+        self.last_round[str(run_id)] = max(last, server_round)
         _append(self.local, local)
         _append(self.sample, sample)
 

@@ -27,7 +27,7 @@ NodeConfig = Mapping[str, bool | int | float | str]
 
 @dataclass(frozen=True)
 class Safeguards:
-    """A client's policy (None: all that the run's configuration says) and its ledger."""
+    """A client's policy and ledger; without a policy the ledger counts, and nothing is refused."""
 
     policy: Policy | None
     ledger: ClientLedger
@@ -47,11 +47,10 @@ class Safeguards:
 
     def check_run(self, config: RunConfig) -> None:
         """Raises PolicyRefusal where no round of a run is allowed (any more)."""
-        if self.policy is None:
-            return
-        self.policy.check_run(config)
         sent = self.ledger.read()
-        self.policy.check_sent(sent.rounds + 1, sent.local, sent.sample)
+        if self.policy is not None:
+            self.policy.check_run(config)
+            self.policy.check_sent(sent.rounds + 1, sent.local, sent.sample)
 
     def admit(self, config: RunConfig, message: Message, run_id: int) -> None:
         """Count the reply to a train message, which may be made when this returns.
@@ -59,27 +58,16 @@ class Safeguards:
         Raises PolicyRefusal, and counts nothing, where it may not.
         """
         request, policy = read_round(message), self.policy
-        if not 1 <= request.server_round <= config.num_server_rounds:
-            raise PolicyRefusal(
-                f"round {request.server_round} is not among the {config.num_server_rounds} of the "
-                "run's configuration"
-            )
         if policy is not None:
             policy.check_run(config)
         check_rule(config, request)
         cost = round_cost(config, request)
-        if policy is not None:
-            policy.check_round(config, cost)
 
         def count(sent: Sent) -> None:
             last = sent.last_round.get(str(run_id), 0)
-            if request.server_round <= last:
-                raise PolicyRefusal(
-                    f"round {request.server_round} comes after round {last} of the same run: a "
-                    "client answers every round once, in their order"
-                )
             sent.add(run_id, request.server_round, cost.local, cost.sample)
             if policy is not None:
+                policy.check_round(config, request.server_round, last, cost)
                 policy.check_sent(sent.rounds, sent.local, sent.sample)
 
         self.ledger.change(count)

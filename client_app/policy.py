@@ -72,7 +72,8 @@ def round_cost(config: RunConfig, request: RoundRequest) -> RoundCost:
 class Policy(BaseModel):
     """The rules of a policy file; a rule that is not there allows everything.
 
-    All rounds of all runs add up. `delta` is that of both epsilons.
+    All rounds of all runs add up. `delta` is that of both epsilons. With `repeated_rounds` a round
+    is answered, and charged, as often as a server that was restarted asks for it.
     """
 
     model_config = ConfigDict(
@@ -86,11 +87,12 @@ class Policy(BaseModel):
     max_local_epsilon: Bound | None = None
     min_dp_sgd_noise_multiplier: Bound | None = None
     max_sample_epsilon: Bound | None = None
+    repeated_rounds: bool = False
     delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
 
     @model_validator(mode="after")
     def _check_rules(self) -> Self:
-        if not self.model_fields_set - {"delta"}:
+        if not self.model_fields_set - {"delta", "repeated_rounds"}:
             raise ValueError("it has no rule and would allow everything")
         return self
 
@@ -119,8 +121,24 @@ class Policy(BaseModel):
                 "report what no noise covers"
             )
 
-    def check_round(self, config: RunConfig, cost: RoundCost) -> None:
-        """Raises PolicyRefusal where the noise of a round is less than the policy wants."""
+    def check_round(
+        self, config: RunConfig, server_round: int, last_round: int, cost: RoundCost
+    ) -> None:
+        """Raises PolicyRefusal for a round that the run has not, or that does not come after the
+        `last_round` that was answered of it, and where its noise is less than the policy wants."""
+        if not 1 <= server_round <= config.num_server_rounds:
+            raise PolicyRefusal(
+                f"round {server_round} is not among the {config.num_server_rounds} of the run's "
+                "configuration"
+            )
+        if server_round <= last_round and not self.repeated_rounds:
+            raise PolicyRefusal(
+                f"round {server_round} comes after round {last_round} of the same run: the client "
+                "answers every round once, in their order"
+            )
+        self._check_noise(config, cost)
+
+    def _check_noise(self, config: RunConfig, cost: RoundCost) -> None:
         z, least = cost.noise_multiplier, self.min_noise_multiplier
         if least is not None and (z < least or config.insecure_seeded_noise):
             raise PolicyRefusal(

@@ -42,8 +42,8 @@ def client(
     ledger: Annotated[
         Path | None,
         typer.Option(
-            help="Where the client keeps what it has sent; by default beside the policy, else in "
-            "the folder for logs."
+            help="Where the client counts what it sends; by default beside the policy, and without "
+            "one nowhere."
         ),
     ] = None,
     logs: Annotated[
@@ -99,7 +99,8 @@ def client(
         )
     own_id = client_id if client_id is not None else _id_of_key(key)
     folder = (logs or Path(f"blackthorn-client-{own_id}")).resolve()
-    beside = folder / "ledger.json" if policy is None else policy.with_suffix(".ledger.json")
+    if ledger is None and policy is not None:
+        ledger = policy.with_suffix(".ledger.json")
     settings = ClientSettings(
         server=address,
         ca=ca.resolve() if ca else None,
@@ -108,14 +109,14 @@ def client(
         data=data.resolve() if data else None,
         data_dir=data_dir.resolve() if data_dir else None,
         policy=policy.resolve() if policy else None,
-        ledger=(ledger or beside).resolve(),
+        ledger=ledger.resolve() if ledger else None,
         logs=folder,
         patience=patience,
         program=OWN_CLIENTAPP if policy is not None else program,
         warm=not standard_client,
     )
-    if policy is not None or ledger is not None or settings.ledger.exists():
-        _check_safeguards(settings)
+    if settings.ledger is not None:
+        _check_safeguards(settings.policy, settings.ledger)
     make_folder(settings.logs, "--logs")
     from launch.client_service import take_part
 
@@ -133,7 +134,7 @@ class ClientSettings:
     data: Path | None
     data_dir: Path | None
     policy: Path | None
-    ledger: Path
+    ledger: Path | None
     logs: Path
     patience: float
     program: str | None
@@ -150,15 +151,15 @@ def _check_examples(data: Path) -> None:
         raise ConfigError(f"--data: {error}") from error
 
 
-def _check_safeguards(settings: ClientSettings) -> None:
+def _check_safeguards(policy: Path | None, ledger: Path) -> None:
     """Policy and ledger are good, and the ledger can be written. Raises ConfigError."""
     from client_app.client_ledger import ClientLedger, LedgerUnusable
     from client_app.policy import read_policy
 
-    if settings.policy is not None:
-        read_policy(settings.policy)
+    if policy is not None:
+        read_policy(policy)
     try:
-        ClientLedger(settings.ledger).change(lambda _: None)
+        ClientLedger(ledger).change(lambda _: None)
     except LedgerUnusable as error:
         raise ConfigError(f"--ledger: {error}") from error
 

@@ -42,7 +42,7 @@ def take_part(settings: "ClientSettings") -> None:
         secret = write_secret(running.workplace.folder / "secret")
         say(f"client {settings.client_id} of {settings.server}; logs are in {settings.logs}")
         if settings.policy is not None:
-            say(f"policy {settings.policy} is in force; what is sent is in {settings.ledger}")
+            say(f"policy {settings.policy} is in force; {settings.ledger} counts what is sent")
         # Whether the server takes us is known before the apps' modules are imported.
         running.supervisor.add(_supernode(settings, running, apps, secret, env))
         if warm:
@@ -98,9 +98,9 @@ def _node_config(settings: "ClientSettings") -> dict[str, Scalar]:
         config["data-path"] = str(settings.data)
     if settings.data_dir is not None:
         config["data-dir"] = str(settings.data_dir)
-    config["ledger"] = str(settings.ledger)
-    if settings.policy is not None:
-        config["policy"] = str(settings.policy)
+    for key, path in (("policy", settings.policy), ("ledger", settings.ledger)):
+        if path is not None:
+            config[key] = str(path)
     return config
 
 

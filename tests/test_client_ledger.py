@@ -25,11 +25,8 @@ def epsilon(event: dp_accounting.DpEvent, count: int) -> float:
     return float(accountant.get_epsilon(DELTA))
 
 
-@pytest.mark.parametrize("policy", [None, "max-rounds = 1000"])
-def test_a_round_is_answered_once_in_order_and_only_where_the_run_has_it(
-    tmp_path: Path, policy: str | None
-) -> None:
-    client, config = Client(tmp_path, policy), run_config(AT_CLIENTS)
+def test_a_round_is_answered_once_in_order_and_only_where_the_run_has_it(tmp_path: Path) -> None:
+    client, config = Client(tmp_path, "max-rounds = 1000"), run_config(AT_CLIENTS)
     assert client.train(config, 3).has_content()
     for again in (3, 2):
         assert f"round {again} comes after round 3 of the same run" in client.refusal(config, again)
@@ -42,6 +39,25 @@ def test_a_round_is_answered_once_in_order_and_only_where_the_run_has_it(
     assert (sent.rounds, sent.last_round) == (3, {"1": 4, "2": 3})
     # z/(2 √s) of what was asked for.
     assert sent.local == [(Release(4.0 / (2 * math.sqrt(COHORT))), 3)]
+
+
+def test_a_round_that_may_be_repeated_is_charged_again(tmp_path: Path) -> None:
+    """As for a server that goes on after a crash; the limits hold all the same."""
+    client = Client(tmp_path, "max-rounds = 3\nrepeated-rounds = true")
+    config = run_config(AT_CLIENTS)
+    for server_round in (1, 2, 2):
+        assert client.train(config, server_round).has_content()
+    sent = client.sent()
+    assert (sent.rounds, sent.last_round) == (3, {"1": 2})
+    assert [count for _, count in sent.local] == [3]
+    assert "max-rounds" in client.refusal(config, 2)
+
+
+def test_a_ledger_without_a_policy_counts_and_refuses_nothing(tmp_path: Path) -> None:
+    client, config = Client(tmp_path), run_config(AT_CLIENTS)
+    for server_round in (2, 2, 1, 10**6):
+        assert client.train(config, server_round).has_content()
+    assert client.sent().rounds == 4
 
 
 def test_rounds_of_all_runs_add_up_to_max_rounds(tmp_path: Path) -> None:

@@ -150,6 +150,8 @@ def test_noise_that_a_seed_gives_away_counts_for_nothing(tmp_path: Path) -> None
     [
         ("", "it has no rule and would allow everything"),
         ("delta = 1e-6", "it has no rule and would allow everything"),
+        ("repeated-rounds = true", "it has no rule and would allow everything"),
+        ("max-rounds = 1\nrepeated-rounds = 1", "repeated-rounds = 1 is not allowed"),
         ("max-round = 3", "unknown key max-round; did you mean max-rounds?"),
         ("max-rounds = 0", "max-rounds = 0 is not allowed: should be greater than or equal to 1"),
         ("max-rounds = 2.5", "max-rounds = 2.5 is not allowed"),

@@ -11,6 +11,8 @@ import pytest
 from launch.addresses import Address, is_loopback, parse_address
 from launch.certs import make
 from launch.cli import main
+from launch.client import ClientSettings
+from launch.client_service import _node_config
 from server_app.config import ConfigError, RunConfig
 
 
@@ -170,3 +172,45 @@ def test_other_texts_are_no_addresses(text: str) -> None:
 def test_what_stays_on_this_machine() -> None:
     assert all(map(is_loopback, ("localhost", "127.0.0.1", "127.8.8.8", "::1")))
     assert not any(map(is_loopback, ("localhost.example.org", "0.0.0.0", "10.0.0.1", "::")))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "program", "node"),
+    [
+        ("", None, {}),
+        ("--ledger sent.json", None, {"ledger": "sent.json"}),
+        (
+            "--policy my.toml",
+            "launch.flower_programs:own_clientapp",
+            {"policy": "my.toml", "ledger": "my.ledger.json"},
+        ),
+        (
+            "--policy my.toml --ledger sent.json",
+            "launch.flower_programs:own_clientapp",
+            {"policy": "my.toml", "ledger": "sent.json"},
+        ),
+    ],
+)
+def test_a_client_with_a_policy_runs_its_own_code_and_keeps_a_ledger(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: str,
+    program: str | None,
+    node: dict[str, str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("my.toml").write_text("max-rounds = 3\n")
+    taken: list[ClientSettings] = []
+    monkeypatch.setattr("launch.client_service.take_part", taken.append)
+    words = f"client --server localhost --insecure --client-id 7 {arguments}".split()
+    monkeypatch.setattr(sys, "argv", ["blackthorn", *words])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert caught.value.code in (None, 0)
+    (settings,) = taken
+    assert settings.program == program
+    config = _node_config(settings)
+    kept = {key: str(tmp_path / name) for key, name in node.items()}
+    assert config == {"client-id": 7, "partition-id": 7, **kept}
+    # It can be written, or the client would not have started.
+    assert all(Path(path).is_file() for path in kept.values())
