@@ -15,6 +15,7 @@ from flwr.clientapp.typing import ClientAppCallable
 
 from server_app.config import RunConfig, make_config
 from server_app.privacy_checks import claims_privacy, claims_sample_privacy
+from strategies.local_rule import RULE
 
 from .messages import NUM_EXAMPLES, PROBLEM
 
@@ -59,16 +60,19 @@ def disclosed(
     """The reply with nothing in its metrics and its text that the claim does not allow.
 
     Where on its machine a client keeps its data (`data-path` of ``node_config``) is its own
-    affair under every claim. A model's arrays pass: they are what the claim is about, and so do
-    records of configuration other than a problem's text.
+    affair under every claim. A model's arrays pass: they are what the claim is about, and so does
+    the rule that the client attests, which is the server's own.
     """
     if not reply.has_content():
         return reply
-    for record in reply.content.values():
+    for name, record in list(reply.content.items()):
         if isinstance(record, MetricRecord):
             _withhold(config, record)
-        if isinstance(record, ConfigRecord) and PROBLEM in record:
-            record[PROBLEM] = told_problem(config, str(record[PROBLEM]), node_config)
+        if isinstance(record, ConfigRecord) and name != RULE:
+            if PROBLEM in record:
+                record[PROBLEM] = told_problem(config, str(record[PROBLEM]), node_config)
+            elif level(config) != "none":
+                del reply.content[name]
     return reply
 
 

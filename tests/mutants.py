@@ -7,13 +7,16 @@ from types import FunctionType, ModuleType
 
 
 @contextmanager
-def mutated(module: ModuleType, old: str, new: str) -> Iterator[None]:
-    """The functions and methods of ``module`` run the source in which ``old``, which must be there
-    once, is ``new``; whoever has imported them, from wherever, runs it too."""
+def mutated(module: ModuleType, *changes: tuple[str, str]) -> Iterator[None]:
+    """The functions and methods of ``module`` run the source in which the old text of each of the
+    ``changes``, which must be there once, is the new one; whoever has imported them, from wherever,
+    runs it too."""
     source = inspect.getsource(module)
-    assert source.count(old) == 1, f"{old!r} is {source.count(old)} times in {module.__name__}"
+    for old, new in changes:
+        assert source.count(old) == 1, f"{old!r} is {source.count(old)} times in {module.__name__}"
+        source = source.replace(old, new)
     namespace = {"__name__": module.__name__, "__file__": module.__file__}
-    exec(compile(source.replace(old, new), f"mutant of {module.__file__}", "exec"), namespace)
+    exec(compile(source, f"mutant of {module.__file__}", "exec"), namespace)
     mutants = dict(_functions(namespace, module.__name__))
     live = dict(_functions(vars(module), module.__name__))
     assert live.keys() == mutants.keys()

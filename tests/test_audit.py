@@ -206,7 +206,7 @@ def test_the_attack_finds_the_cheat(
     module: ModuleType, old: str, new: str, options: dict[str, Any]
 ) -> None:
     values = {"dp_sgd_noise_multiplier": 20.0, **options}
-    with mutated(module, old, new):
+    with mutated(module, (old, new)):
         assert audit(sample_recipe(**values), runs=100).refuted
 
 

@@ -11,7 +11,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, 
 
 from client_app import app as client_app
 from client_app.app import app
-from client_app.disclosure import PublicRefusal, disclosed
+from client_app.disclosure import UNTOLD, PublicRefusal, disclosed
 from client_app.node_data import load_node_client
 from server_app.build import build_strategy
 from server_app.config import ConfigError, RunConfig, make_config, to_mapping
@@ -132,8 +132,25 @@ def engine_replies(config: RunConfig, problem: Problem, n: int) -> list[Message]
 def test_a_figure_without_a_row_is_not_said(claim: str) -> None:
     config = make_config({**OWN, **CLAIMS[claim]})
     metrics = MetricRecord({"client-id": 3, "num-examples": 50, "largest-pixel": 0.7})
-    reply = disclosed(config, Message(RecordDict({"metrics": metrics}), 5, "train"))
+    records = {"metrics": metrics, "rule": ConfigRecord({"name": "sgd"}), "notes": ConfigRecord()}
+    reply = disclosed(config, Message(RecordDict(records), 5, "train"))  # type: ignore[arg-type]
     assert dict(reply.content.metric_records["metrics"]) == {"client-id": 3, "num-examples": 1}
+    assert set(reply.content) == {"metrics", "rule"}
+
+
+@pytest.mark.parametrize("claim", CLAIMS)
+def test_what_cannot_be_trained_on_is_not_told(tmp_path: Path, claim: str) -> None:
+    path = tmp_path / "bad.npz"
+    np.savez(path, x=np.zeros((3, 4)), y=[0, 1, 77])
+    reply = enrolled(make_config({**OWN, **CLAIMS[claim]}), str(path))
+    assert reply.content.config_records["config"]["problem"] == UNTOLD
+    told_all = enrolled(make_config(OWN), str(path)).content.config_records["config"]["problem"]
+    assert "y holds 77" in str(told_all)
+
+
+def enrolled(config: RunConfig, path: str) -> Message:
+    context = Context(1, 5, {"client-id": 0, "data-path": path}, RecordDict(), to_mapping(config))
+    return app(Message(RecordDict(), 5, "query"), context)
 
 
 @pytest.mark.parametrize("claim", CLAIMS)

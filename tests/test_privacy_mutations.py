@@ -1,0 +1,199 @@
+"""Changes that would break a claim in silence, each killed by a test that was there for it."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import test_disclosure
+import test_dp_sgd
+import test_generators
+import test_resumed_spending
+from mutants import mutated
+
+from client_app import disclosure, dp_sgd, node_data, private_update
+from strategies import entropy, private_averaging
+
+Killer = Callable[[Path, pytest.MonkeyPatch], None]
+
+
+def _charge(folder: Path, patch: pytest.MonkeyPatch) -> None:
+    del folder, patch
+    test_dp_sgd.test_the_charge_is_the_other_librarys()
+
+
+def _step(folder: Path, patch: pytest.MonkeyPatch) -> None:
+    del folder, patch
+    test_dp_sgd.test_a_step_without_noise_is_the_sum_of_clipped_gradients_over_b("logistic", 7)
+
+
+def _noise(folder: Path, patch: pytest.MonkeyPatch) -> None:
+    del folder, patch
+    test_dp_sgd.test_the_noise_is_gaussian_and_of_the_size_that_is_charged("mlp-64")
+
+
+def _whatever_a_client_has(folder: Path, patch: pytest.MonkeyPatch) -> None:
+    del folder, patch
+    test_dp_sgd.test_noise_and_figure_are_the_same_whatever_a_client_has()
+
+
+def _batches(folder: Path, patch: pytest.MonkeyPatch) -> None:
+    del folder, patch
+    test_dp_sgd.test_an_example_is_in_a_batch_with_the_rate_and_on_its_own()
+
+
+def _empty_batches(folder: Path, patch: pytest.MonkeyPatch) -> None:
+    del folder, patch
+    test_dp_sgd.test_empty_batches_are_noised_all_the_same("logistic")
+
+
+def _not_finite(folder: Path, patch: pytest.MonkeyPatch) -> None:
+    del folder, patch
+    test_dp_sgd.test_an_example_without_a_finite_gradient_does_not_show(math.nan)
+
+
+def _every_number(folder: Path, patch: pytest.MonkeyPatch) -> None:
+    del folder
+    test_dp_sgd.test_every_number_is_the_operating_systems(patch)
+
+
+def _never_from_a_seed(folder: Path, patch: pytest.MonkeyPatch) -> None:
+    del folder, patch
+    values = {**test_generators.CENTRAL, **test_generators.DP_SGD, "noise-location": "client"}
+    test_generators.test_a_claim_never_draws_from_a_seed(values)
+
+
+def _said(claim: str) -> Killer:
+    check = test_disclosure.test_under_a_claim_one_example_more_shows_in_nothing_that_is_said
+    return lambda folder, patch: check(folder, claim)  # noqa: ARG005
+
+
+def _raised(folder: Path, patch: pytest.MonkeyPatch) -> None:
+    del patch
+    test_disclosure.test_what_cannot_be_trained_on_is_not_told(folder, "sample")
+
+
+def _held_out(folder: Path, patch: pytest.MonkeyPatch) -> None:
+    del patch
+    test_disclosure.test_nothing_is_held_out_for_what_may_not_be_said(folder, "sample")
+
+
+def _done_again(folder: Path, patch: pytest.MonkeyPatch) -> None:
+    del patch
+    test_resumed_spending.test_a_round_that_is_done_again_is_charged_again(folder)
+
+
+@pytest.mark.parametrize(
+    ("module", "changes", "killer"),
+    [
+        # DP-SGD's steps.
+        (dp_sgd, [("summed / spec.batch_size", "summed / max(1, len(drawn))")], _step),
+        (
+            dp_sgd,
+            [
+                (
+                    "summed / spec.batch_size",
+                    "summed / max(1, int(len(examples) * spec.sample_rate))",
+                )
+            ],
+            _whatever_a_client_has,
+        ),
+        (dp_sgd, [("clip(gradients.double(), spec.clip_norm)", "gradients.double()")], _step),
+        (dp_sgd, [("clip(gradients.double()", "clip(gradients.double().sum(0)")], _step),
+        (dp_sgd, [(".nan_to_num_(nan=0.0)", "")], _not_finite),
+        (dp_sgd, [("deviation = spec.noise", "deviation = 0.9 * spec.noise")], _noise),
+        (
+            dp_sgd,
+            [("(len(w),), deviation", "(len(w),), deviation * bool(len(drawn))")],
+            _empty_batches,
+        ),
+        # Its batches.
+        (
+            dp_sgd,
+            [("< spec.sample_rate", "< 1 / -(-len(examples) // spec.batch_size)")],
+            _batches,
+        ),
+        (dp_sgd, [("randomness.uniform(len(examples))", "randomness.uniform(1)")], _batches),
+        (
+            dp_sgd,
+            [
+                (
+                    "np.flatnonzero(randomness.uniform(len(examples)) < spec.sample_rate)",
+                    "np.argsort(randomness.uniform(len(examples)))[:round(0.3 * len(examples))]",
+                )
+            ],
+            _batches,
+        ),
+        # What they cost.
+        (dp_sgd, [("rounds * self.steps", "rounds")], _charge),
+        (dp_sgd, [("self.noise_multiplier, sample", "2 * self.noise_multiplier, sample")], _charge),
+        # Where their numbers come from.
+        (dp_sgd, [("if config.insecure_seeded_noise:", "if True:")], _never_from_a_seed),
+        (dp_sgd, [("if config.insecure_seeded_noise:", "if True:")], _every_number),
+        (private_update, [("if config.insecure_seeded_noise:", "if True:")], _never_from_a_seed),
+        (
+            private_averaging,
+            [("return SystemRandomness()", "return SeededRandomness(1, server_round, stream)")],
+            _never_from_a_seed,
+        ),
+        (
+            entropy,
+            [
+                (
+                    "os.urandom(8 * len(part))",
+                    "np.random.default_rng(os.urandom(8)[0]).bytes(8 * len(part))",
+                )
+            ],
+            _every_number,
+        ),
+        # What a client says.
+        (
+            disclosure,
+            [('if level(config) == "none":', 'if level(config) != "client":')],
+            _said("sample"),
+        ),
+        (
+            disclosure,
+            [('if level(config) == "none":', 'if level(config) != "sample":')],
+            _said("client"),
+        ),
+        (disclosure, [("metrics[figure] = 1", "pass")], _said("both")),
+        (disclosure, [("            del metrics[figure]", "            pass")], _said("sample")),
+        (
+            disclosure,
+            [("    return disclosed(config", "    return reply\n    return disclosed(config")],
+            _said("clips"),
+        ),
+        (disclosure, [("        return UNTOLD", "        return problem")], _raised),
+        (node_data, [(' or not may_say(config, "evaluation")', "")], _held_out),
+        # A resume that skips the charges of rounds that are done again.
+        (
+            private_averaging,
+            [
+                (
+                    '        self.ledger.rounds_before = values["rounds_before"]\n',
+                    '        self.ledger.rounds_before = values["rounds_before"]\n'
+                    '        self._again = self.ledger.rounds - values["rounds_charged"]\n',
+                ),
+                (
+                    "        self.ledger.charge(release)\n",
+                    '        self._again = getattr(self, "_again", 0) - 1\n'
+                    "        if self._again < 0:\n"
+                    "            self.ledger.charge(release)\n",
+                ),
+            ],
+            _done_again,
+        ),
+    ],
+)
+def test_a_mutation_is_caught(
+    module: ModuleType,
+    changes: list[tuple[str, str]],
+    killer: Killer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    caught = (AssertionError, pytest.fail.Exception)
+    with mutated(module, *changes), pytest.raises(caught):
+        killer(tmp_path, monkeypatch)
