@@ -321,7 +321,12 @@ class RunConfig(BaseModel):
     epsilon: float = Field(
         0.0, ge=0, description="Budget of the whole run; the noise is calibrated to it. 0: none."
     )
-    delta: float = Field(1e-5, gt=0, lt=1, description="delta of every (epsilon, delta).")
+    delta: float = Field(
+        1e-5,
+        gt=0,
+        lt=1,
+        description="delta of every (epsilon, delta); under a claim at most 1/num-clients.",
+    )
     noise_multiplier: float = Field(
         0.0, ge=0, description="z: the noise of a round's sum is N(0, (z clip-norm)^2); or epsilon."
     )
@@ -471,11 +476,7 @@ class RunConfig(BaseModel):
         _check_participation(self)
         _check_quorum(self)
         _check_oversampling(self)
-        if not _SMALLEST_RATE <= self.local_lr <= _LARGEST_RATE:
-            raise ValueError(
-                f"local-lr = {self.local_lr} is not allowed: {_SMALLEST_RATE:g} to "
-                f"{_LARGEST_RATE:g}, since training is in float32"
-            )
+        _check_rates(self)
         _check_clipping(self)
         _check_langevin(self)
         check_privacy(self)
@@ -558,6 +559,34 @@ def _check_langevin(config: RunConfig) -> None:
                 f"{key} = {number} is not allowed: at most {_LARGEST_RATE:g}, since training is "
                 "in float32"
             )
+
+
+def _check_rates(config: RunConfig) -> None:
+    """Rates, and thresholds in either unit, are float32 numbers of full precision in any round."""
+    first = last = config.local_lr
+    _check_float32(f"local-lr = {first}", "the rate", first)
+    set_so = f"local-lr = {first}"
+    if config.local_lr_decay_when == "every-round":
+        last *= config.local_lr_decay ** (config.num_server_rounds - 1)
+        set_so += f" and local-lr-decay = {config.local_lr_decay}"
+        _check_float32(set_so, "the last round's rate", last)
+    if config.clip_norm == 0:
+        return
+    set_so = f"clip-norm = {config.clip_norm} with {set_so}"
+    _check_float32(set_so, "the threshold", config.clip_norm)
+    in_gradient = clip_units(config) == "gradient"
+    for rate in (first, last):
+        converted = config.clip_norm * rate if in_gradient else config.clip_norm / rate
+        other = "parameter" if in_gradient else "gradient"
+        _check_float32(set_so, f"at the rate {rate:g} the threshold in {other} units", converted)
+
+
+def _check_float32(set_so: str, name: str, value: float) -> None:
+    if not _SMALLEST_RATE <= value <= _LARGEST_RATE:
+        raise ValueError(
+            f"{set_so} is not allowed: {_SMALLEST_RATE:g} to {_LARGEST_RATE:g}, since training is "
+            f"in float32, and {name} is {value:g}"
+        )
 
 
 def _check_clipping(config: RunConfig) -> None:

@@ -82,7 +82,16 @@ def _check_dp_sgd(config: "RunConfig") -> None:
             f"{_SMALLEST_SAMPLE_RATE:g} and a batch of at least 1 that hold for every client, "
             "such as batch-size / the examples that a client usually has"
         )
-    if claims_sample_privacy(config) and config.weighting == "num-examples":
+    if not claims_sample_privacy(config):
+        return
+    most = config.dp_sgd_sample_rate / config.batch_size
+    if config.delta > most:
+        raise ValueError(
+            f"delta = {config.delta} breaks the claim of local-dp-sgd: above dp-sgd-sample-rate / "
+            f"batch-size = {most:g}, one in the examples that a client usually has, it covers a "
+            f"client that sends one of them in full; set delta = {most:g} or less, {_OR_NO_CLAIM}"
+        )
+    if config.weighting == "num-examples":
         raise ValueError(
             "weighting = num-examples breaks the claim of local-dp-sgd: a client may not say how "
             f"many examples it has; set weighting = uniform, {_OR_NO_CLAIM}"
@@ -139,6 +148,12 @@ def _refusals(config: "RunConfig") -> list[tuple[bool, str]]:
             f"{rule} breaks the claim: the sensitivity of a robust rule is not clip-norm/r; set "
             "aggregator = mean and pre-aggregator = none, or noise-location = client (then the "
             "local figure holds)",
+        ),
+        (
+            config.delta > 1 / config.num_clients,
+            f"delta = {config.delta} breaks the claim: above 1/num-clients = "
+            f"{1 / config.num_clients:g} it covers a server that publishes one client's data in "
+            f"full; set delta = {1 / config.num_clients:g} or, better, far less",
         ),
         (
             config.weighting == "num-examples",

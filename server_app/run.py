@@ -38,6 +38,7 @@ from server_app.run_report import publish
 from server_app.state_files import Saved
 from server_app.tracking import check_tracking, make_trackers
 from server_app.unused_keys import unused_settings
+from server_app.useless_noise import useless_noise
 from strategies import NotEnoughClients, PrivacyPlan
 from strategies.array_codec import decode
 from strategies.frame import EvaluateFn, Observer
@@ -75,7 +76,13 @@ class PreparedRun:
             None if self.saved is None else how_it_goes_on(self.saved),
             shortened(self.config, self.saved, self.standing),
         ]
-        return [*unused_settings(self.config), *(note for note in told if note is not None)]
+        known = [note for note in told if note is not None]
+        return [*unused_settings(self.config), *known, *self.warnings]
+
+    @property
+    def warnings(self) -> list[str]:
+        """Those of the notes that the run's summary and report repeat."""
+        return useless_noise(self.config, self.plan, self.problem.model.dimension)
 
     @property
     def own_values(self) -> dict[str, int]:
@@ -127,6 +134,7 @@ def execute(
     folder = RunFolder(
         prepared.folder, config, instruments, trackers, prepared.saved, prepared.own_values
     )
+    folder.warnings = prepared.warnings
     try:
         _federate(prepared, grid, folder, observers)
     except BaseException as error:

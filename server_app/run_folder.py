@@ -84,6 +84,8 @@ class RunFolder:
         self._output_round: int | None = None
         # What summary.json says of posterior samples; None for runs without.
         self.posterior: dict[str, Any] | None = None
+        # What it repeats of what was told before the start.
+        self.warnings: list[str] = []
         self._confidential = False
         self._privacy: Callable[[], dict[str, Any] | None] = lambda: None
         self._spent: Callable[[], Mapping[str, float]] = dict
@@ -225,6 +227,7 @@ class RunFolder:
             **self._extra.of_run(),
             **({} if self.posterior is None else {"posterior": self.posterior}),
             "privacy": self._privacy(),
+            "warnings": self.warnings,
             "clients": None if self._confidential else self._counts.clients,
             "failures": None if self._confidential else self._counts.failures,
             "resumed_after": self._counts.resumed_after,

@@ -108,7 +108,7 @@ def render(record: RunRecord) -> str:
         style=Markup(STYLE),
         status=record.status if record.status in ("completed", "failed") else "incomplete",
         reason=(record.summary or {}).get("reason"),
-        notes=record.notes,
+        notes=[*record.notes, *(record.summary or {}).get("warnings", ())],
         tiles=facts.headline(record),
         sections=[section for section in _sections(record) if not section.is_empty],
         settings=facts.settings(record),

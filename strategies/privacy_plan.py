@@ -97,6 +97,12 @@ class PrivacyPlan:
                 "top_up = False breaks the claim: how much noise there is would tell who answered, "
                 "and where nobody does there is none; use True, or claim = False"
             )
+        if self.claim and self.delta > 1 / self.num_clients:
+            raise ValueError(
+                f"delta = {self.delta} breaks the claim: above 1/num_clients = "
+                f"{1 / self.num_clients:g} it covers a server that publishes one client's data in "
+                "full; use less, or set claim = False"
+            )
         if not math.isfinite(self.clip_norm.value):
             raise ValueError("clip_norm = inf is not allowed: a claim needs a bound")
         self._check_neighbours()

@@ -22,5 +22,14 @@ class ClipNorm:
             raise ValueError(f"clip_norm = {self.value} is not allowed: greater than 0")
 
     def in_gradient_units(self, local_lr: float) -> float:
-        """The threshold for u_i at the local learning rate η_l = `local_lr`."""
-        return self.value if self.units == "gradient" else self.value / local_lr
+        """The threshold for u_i at the local learning rate η_l = `local_lr`.
+
+        Raises ValueError where float64 has no such number.
+        """
+        bound = self.value if self.units == "gradient" else self.value / local_lr
+        if not bound > 0:
+            raise ValueError(
+                f"clip_norm = {self.value} is not allowed at local rate {local_lr}: in gradient "
+                f"units it is {bound}"
+            )
+        return bound

@@ -34,6 +34,7 @@ DP: dict[str, Any] = {
     [
         ({"aggregator": "rage"}, "aggregator = rage", "set aggregator = mean"),
         ({"weighting": "num-examples"}, "weighting = num-examples", "set weighting = uniform"),
+        ({"delta": 0.11}, "delta = 0.11", "set delta = 0.1"),
         ({"instruments": True}, "instruments = true", "set instruments = false"),
         ({"min-replies": 2}, "min-replies = 2", "set min-replies = 1"),
         (
@@ -65,6 +66,64 @@ def test_what_breaks_the_claim_is_refused_in_one_line(
     assert "\n" not in line
     free = make_config({**DP, **values, "claim-privacy": False})
     assert not claims_privacy(free)
+
+
+def test_a_delta_of_one_in_the_clients_is_the_largest() -> None:
+    assert claims_privacy(make_config({**DP, "delta": 0.1}))
+    # What it would cover is one client in ten, in full.
+    with pytest.raises(ConfigError, match=r"above 1/num-clients = 0\.1 it covers a server that"):
+        make_config({**DP, "delta": 0.1000001})
+
+
+def test_a_delta_of_one_in_a_clients_examples_is_the_largest_for_them() -> None:
+    values: dict[str, Any] = {
+        "local-dp-sgd": True,
+        "dp-sgd-sample-rate": 0.25,
+        "batch-size": 5,
+        "delta": 0.05,
+    }
+    make_config(values)
+    with pytest.raises(ConfigError, match="breaks the claim of local-dp-sgd") as found:
+        make_config({**values, "delta": 0.06})
+    assert "\n" not in str(found.value)
+    make_config({**values, "delta": 0.06, "claim-privacy": False})
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"clip-norm": 5e-324}, "clip-norm = 5e-324"),
+        ({"clip-norm": 1e-300, "local-lr": 1e-30}, "clip-norm = 1e-300 with local-lr = 1e-30"),
+        ({"clip-norm": 1e-20, "local-lr": 1e-20}, "the threshold in parameter units is 1e-40"),
+        (
+            {"clip-norm": 1e10, "local-lr": 1e-35, "clip-units": "parameter"},
+            "the threshold in gradient units is 1e\\+45",
+        ),
+        (
+            {"clip-norm": 1e-20, "local-lr": 1e20, "clip-units": "parameter"},
+            "the threshold in gradient units is 1e-40",
+        ),
+        (
+            {"clip-norm": 1e-30, "local-lr-decay": 0.5, "num-server-rounds": 40},
+            "at the rate 1.81899e-13 the threshold in parameter units",
+        ),
+        (
+            {"local-lr-decay": 1e-20, "num-server-rounds": 3},
+            "the last round's rate is 1e-41",
+        ),
+        ({"local-lr": 1e-39}, "the rate is 1e-39"),
+    ],
+)
+@pytest.mark.parametrize("algorithm", ["dp-normfedavg", "fat-clipping-pr", "ce-fedavg"])
+def test_a_threshold_or_rate_beyond_float32_is_one_line(
+    values: dict[str, Any], said: str, algorithm: str
+) -> None:
+    noise = {"noise-multiplier": 1.0} if algorithm == "dp-normfedavg" else {}
+    base = {"algorithm": algorithm, "clip-norm": 1.0, "clip-units": "gradient", **noise}
+    with pytest.raises(ConfigError, match=said) as found:
+        make_config({**base, **values})
+    assert "is not allowed: 1.2e-38 to 3e+38" in str(found.value)
+    assert "\n" not in str(found.value)
 
 
 # Under these nothing is charged, so that neither a ledger nor a budget may be named.

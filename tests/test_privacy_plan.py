@@ -191,6 +191,7 @@ def test_no_honest_noise_is_longer_than_allowed() -> None:
         ({"noise_multiplier": 0.0}, "noise_multiplier = 0"),
         ({"noise_multiplier": math.inf}, "noise_multiplier = inf"),
         ({"delta": 0.0}, "delta = 0"),
+        ({"delta": 0.5}, "delta = 0.5 breaks the claim: above 1/num_clients"),
         ({"num_clients": 0}, "num_clients = 0"),
         ({"rounds": 0}, "rounds = 0"),
         ({"accountant": "moments"}, "accountant = 'moments'"),

@@ -1,0 +1,98 @@
+"""Noise that leaves nothing to learn is told: before the start, and in what the run leaves."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from digits_runs import configuration
+from rich.console import Console
+
+from launch.simulate import simulate
+from server_app.privacy import privacy_plan
+from server_app.run import prepare
+from server_app.useless_noise import useless_noise
+
+# Logistic regression on digits of 8 x 8 pixels in 10 classes.
+DIMENSION = 650
+DP = {
+    "algorithm": "dp-fedavg",
+    "clip_norm": 1.0,
+    "participation": "poisson",
+    "sample_rate": 0.5,
+    "instruments": False,
+    "num_server_rounds": 4,
+}
+DP_SGD = {
+    "instruments": False,
+    "local_dp_sgd": True,
+    "dp_sgd_sample_rate": 0.2,
+    "batch_size": 10,
+    "local_steps": 2,
+    "num_server_rounds": 2,
+}
+
+
+def lines(folder: Path, options: dict[str, Any], dimension: int = DIMENSION) -> list[str]:
+    config = configuration(folder, **options)
+    plan = privacy_plan(config) if options.get("algorithm") == "dp-fedavg" else None
+    return useless_noise(config, plan, dimension)
+
+
+@pytest.mark.parametrize("factor", [0.99, 1.01, 20.0])
+def test_noise_is_useless_beyond_all_that_updates_could_add_up_to(
+    factor: float, tmp_path: Path
+) -> None:
+    """r = 2 of 4 clients, T = 4: z sqrt(650) > 2 sqrt(4)."""
+    z = factor * 2 * math.sqrt(4) / math.sqrt(DIMENSION)
+    told = lines(tmp_path, {**DP, "noise_multiplier": z})
+    assert bool(told) == (factor > 1)
+    if told:
+        (line,) = told
+        assert f"{2 * factor:.3g} times as long as the longest possible mean update" in line
+        assert f"{factor:.3g} times as many clients a round" in line
+        assert f"1/{factor**2:.3g} of the parameters" in line
+        assert line.endswith("or a smaller noise-multiplier")
+        assert "\n" not in line
+    # What it says would help does.
+    assert not lines(tmp_path, {**DP, "noise_multiplier": z}, int(DIMENSION / factor**2))
+
+
+def test_a_budget_is_named_where_there_is_one(tmp_path: Path) -> None:
+    (line,) = lines(tmp_path, {**DP, "epsilon": 0.05})
+    assert line.endswith("or a larger epsilon")
+
+
+@pytest.mark.parametrize(("z", "useless"), [(1.0, False), (2.0, True)])
+def test_dp_sgds_noise_is_measured_too(z: float, useless: bool, tmp_path: Path) -> None:
+    """B = 10, 2 steps in 2 rounds of 4 clients: z sqrt(650) > 10 sqrt(16) from z = 1.57 on."""
+    told = lines(tmp_path, {**DP_SGD, "dp_sgd_noise_multiplier": z})
+    assert bool(told) == useless
+    assert all("local-dp-sgd: the noise of a client's step" in line for line in told)
+
+
+@pytest.mark.parametrize("claim", [True, False])
+def test_it_is_said_before_the_start_and_in_summary_and_report(
+    claim: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = {**DP, "noise_multiplier": 50.0, "claim_privacy": claim, "report": True}
+    summary = simulate(configuration(tmp_path, **options), Console(width=1000))
+    (line,) = summary["warnings"]
+    assert "do not expect the model to learn" in line
+    printed = capsys.readouterr().out
+    assert printed.index(line) < printed.index("round ")
+    assert line in (tmp_path / "report.html").read_text()
+
+
+def test_the_recipe_as_it_stands_is_not_remarked_on(tmp_path: Path) -> None:
+    """dp-digits: 100 clients, q = 0.3, 40 rounds, epsilon 8; it learns."""
+    options = {
+        **DP,
+        "num_clients": 100,
+        "examples_per_client": 14,
+        "sample_rate": 0.3,
+        "num_server_rounds": 40,
+        "delta": 1e-4,
+    }
+    assert not prepare(configuration(tmp_path, **options, epsilon=8.0)).warnings
+    assert prepare(configuration(tmp_path, **options, epsilon=0.05)).warnings
