@@ -100,20 +100,21 @@ def train(message: Message, context: Context) -> Message:
     noised = noised_models(config, start, params, request, [client.client_id])
     (arrays,) = trained_arrays(request.arrays, model, noised)
     (norm,) = unclipped_norms(config, start, params, request.local_lr)
-    spent = sample_epsilon(config, _rounds_trained(context, request.server_round))
+    spent = sample_epsilon(config, _rounds_trained(context, request.rounds_begun))
     count = client.shard.num_examples
     return train_reply(message, arrays, count, float(losses[0]), norm, spent)
 
 
-def _rounds_trained(context: Context, server_round: int) -> int:
+def _rounds_trained(context: Context, rounds_begun: int) -> int:
     """An upper bound on the rounds this client has trained in, this one included.
 
-    A node that was restarted has forgotten its count, and a server could repeat a round.
+    A node that was restarted, and one in a run that was resumed, has forgotten its count, and a
+    server could repeat a round.
     """
     before = context.state.config_records.get(_TRAINED, ConfigRecord({"rounds": 0}))["rounds"]
     rounds = int(before) + 1 if isinstance(before, int) else 1
     context.state[_TRAINED] = ConfigRecord({"rounds": rounds})
-    return max(rounds, server_round)
+    return max(rounds, rounds_begun)
 
 
 @app.evaluate()

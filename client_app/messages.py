@@ -25,14 +25,16 @@ PROBLEM = "problem"
 class RoundRequest:
     """A round's instruction: the global model and what changes from round to round.
 
-    `rule` is the client's half of the algorithm. `share` p_c, `total_examples` n and `shared_seed`
-    are FA-LD's, 0 for all others.
+    `rounds_begun`: how often clients have been asked to train, which in a resumed run is more often
+    than there are rounds. `rule` is the client's half of the algorithm. `share` p_c,
+    `total_examples` n and `shared_seed` are FA-LD's, 0 for all others.
     """
 
     server_round: int
     local_lr: float
     arrays: ArrayRecord
     rule: LocalRule
+    rounds_begun: int
     share: float = 0.0
     total_examples: int = 0
     shared_seed: int = 0
@@ -43,11 +45,13 @@ def read_round(message: Message) -> RoundRequest:
     config = message.content["config"]
     if not isinstance(config, ConfigRecord):
         raise KeyError("the message has no config")
+    server_round = int(_number(config["server-round"]))
     return RoundRequest(
-        server_round=int(_number(config["server-round"])),
+        server_round=server_round,
         local_lr=float(_number(config.get("local-lr", 1.0))),
         arrays=read_model(message),
         rule=LocalRule.of(message.content),
+        rounds_begun=max(server_round, int(_number(config.get("rounds-begun", 0)))),
         share=float(_number(config.get("share", 0.0))),
         total_examples=int(_number(config.get("total-examples", 0))),
         shared_seed=int(_number(config.get("shared-seed", 0))),

@@ -10,9 +10,10 @@ from server_app.privacy_checks import claims_privacy, has_central_claim
 from server_app.rounds_on_record import (
     last_round_on_record,
     rounds_before_on_record,
+    rounds_begun,
     rounds_on_record,
 )
-from server_app.state_files import Saved
+from server_app.state_files import Saved, read_saved
 from strategies import (
     ClipNorm,
     Figure,
@@ -173,11 +174,12 @@ def shortened(config: RunConfig, saved: Saved | None, standing: Standing | None)
     if standing is None or standing.allowed >= config.num_server_rounds:
         return None
     done = saved.state.server_round if saved is not None else 0
-    redone = standing.rounds - standing.rounds_before - done
+    since = standing.rounds - standing.rounds_before - done
     return (
         f"warning: {_budget(config)} ends the run after {standing.allowed} of "
-        f"{config.num_server_rounds} rounds: the ledger holds {standing.rounds_before} of earlier "
-        f"runs, and {redone} that were charged and have to be done again"
+        f"{config.num_server_rounds} rounds: beside its own {done} the ledger holds "
+        f"{standing.rounds_before} of earlier runs and {since} that were charged since it began, "
+        "and lost or another run's"
     )
 
 
@@ -192,7 +194,8 @@ def privacy_entry(config: RunConfig, strategy: object) -> dict[str, Any] | None:
     """The `privacy` entry of summary.json; None where nothing is claimed."""
     if not isinstance(strategy, PrivateAveraging) or not strategy.privacy.claim:
         return None
-    return _entry(config, strategy.privacy, strategy.ledger, strategy.figure())
+    plan, figure = strategy.privacy, strategy.figure()
+    return _entry(config, plan, strategy.ledger, figure, strategy.rounds_begun)
 
 
 def spent_so_far(strategy: object) -> dict[str, float]:
@@ -213,7 +216,9 @@ def privacy_of_dead_run(config: RunConfig, folder: Path) -> dict[str, Any] | Non
     plan = privacy_plan(config)
     ledger = Ledger(plan, path)
     ledger.rounds_before = _rounds_before(folder, ledger)
-    return _entry(config, plan, ledger, ledger.figure())
+    saved = read_saved(folder)
+    begun = rounds_begun(folder, saved) if saved else last_round_on_record(folder) + 1
+    return _entry(config, plan, ledger, ledger.figure(), begun)
 
 
 def _rounds_before(folder: Path, ledger: Ledger) -> int:
@@ -226,7 +231,7 @@ def _rounds_before(folder: Path, ledger: Ledger) -> int:
 
 
 def _entry(
-    config: RunConfig, plan: PrivacyPlan, ledger: Ledger, figure: Figure | None
+    config: RunConfig, plan: PrivacyPlan, ledger: Ledger, figure: Figure | None, begun: int
 ) -> dict[str, Any]:
     entry: dict[str, Any] = {
         "epsilon": _finite(figure.epsilon) if figure else None,
@@ -244,10 +249,11 @@ def _entry(
         "claim": plan.sentence() if figure else _ONLY_LOCAL,
     }
     if plan.noise_location == "client":
-        local = plan.local_figure()
+        local = plan.local_figure(begun)
         entry["local"] = {
             "epsilon": _finite(local.epsilon),
             "delta": plan.delta,
+            "rounds": max(plan.rounds, begun),
             "claim": "what a client's messages tell the server; its data may change at will "
             "(sensitivity 2C), and it may be drawn in every round",
         }

@@ -1,11 +1,13 @@
 """Whether a run can be resumed, and from where."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from server_app.config import ConfigError, RunConfig, to_mapping
 from server_app.line_log import in_use
 from server_app.privacy_checks import is_noised
+from server_app.rounds_on_record import rounds_begun
 from server_app.run_folder import METRICS, read_summary
 from server_app.state_files import Saved, read_saved
 
@@ -65,7 +67,8 @@ def _read(config: RunConfig, folder: Path) -> Saved:
             "(state-every = 0, or all are damaged)"
         )
     _check_same(config, saved)
-    return saved
+    values = {**saved.state.values, "rounds_begun": rounds_begun(folder, saved)}
+    return replace(saved, state=replace(saved.state, values=values))
 
 
 def _check_same(config: RunConfig, saved: Saved) -> None:

@@ -1,4 +1,4 @@
-"""How many rounds a run's ledger must hold, by everything else that the run left.
+"""How many rounds a run has had and its ledger must hold, by everything else that it left.
 
 A ledger that was lost, or put back from a backup, would understate what was released. Where it was
 lost together with the rest of the folder nobody can know.
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from server_app.run_folder import CHECKPOINTS, METRICS, OPERATOR, read_summary
-from server_app.state_files import whole_states
+from server_app.state_files import Saved, whole_states
 
 _CHECKPOINT = re.compile(r"round-(\d+)\.safetensors")
 
@@ -38,6 +38,14 @@ def last_round_on_record(folder: Path) -> int:
     lines = [line["round"] for line in _lines(folder) if "round" in line]
     names = [_CHECKPOINT.fullmatch(path.name) for path in (folder / CHECKPOINTS).glob("round-*")]
     return max([0, *lines, *(int(name[1]) for name in names if name)])
+
+
+def rounds_begun(folder: Path, saved: Saved) -> int:
+    """How often at most the run in `folder`, whose state is `saved`, has asked clients to train:
+    one round may have been under way when it died, of which nothing is on record."""
+    since = last_round_on_record(folder) - saved.state.server_round
+    begun = saved.state.values.get("rounds_begun", saved.state.server_round)
+    return int(begun) + max(0, since) + 1
 
 
 def _owns(folder: Path) -> list[dict[str, Any]]:

@@ -167,6 +167,8 @@ def _federate(
         prepared.plan,
         ledger_path(config, prepared.folder),
     )
+    if prepared.saved is not None:
+        strategy.rounds_begun = prepared.saved.state.values["rounds_begun"]
     if prepared.standing is not None:
         # Also where no round had ended when the run died: it is no earlier run of its own.
         strategy.restore_own(prepared.own_values)

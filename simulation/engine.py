@@ -210,7 +210,7 @@ def _replies(
     config, request = grid.config, cohort.requests[0]
     noised = noised_models(config, cohort.start, params, request, cohort.clients)
     answers = trained_arrays(request.arrays, grid.problem.model, noised, HeldArray)
-    spent = sample_epsilon(config, request.server_round)
+    spent = sample_epsilon(config, request.rounds_begun)
     return [
         disclosed(
             config,

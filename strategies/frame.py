@@ -50,6 +50,7 @@ EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 SERVER_ROUND = "server-round"
 LOCAL_LR = "local-lr"
 NUM_INVITED = "num-invited"
+ROUNDS_BEGUN = "rounds-begun"
 UPDATE_NORM = "update-norm"
 SAMPLE_EPSILON = "sample-epsilon"
 _RULE_STREAM = 0x4C3E
@@ -164,6 +165,8 @@ class FederatedStrategy(Strategy):
         self._model: GlobalModel | None = None
         self._iterates = IterateKeeper(self._output, 1, seed)
         self._round = 0
+        # How often clients were asked to train: in a resumed run more often than there are rounds.
+        self.rounds_begun = 0
         self.output_round = 0
         self._broadcast = _Broadcast(0, [], [], 0.0, 0.0)
         self._evaluation = _Broadcast(0, [], [], 0.0, 0.0)
@@ -315,6 +318,7 @@ class FederatedStrategy(Strategy):
         values = {
             "local_lr": self._local_lr,
             "accuracy": self._accuracy,
+            "rounds_begun": self.rounds_begun,
             "below_quorum": self._quorum_watch.in_a_row,
             "clients": self._registry.values(),
             "output": iterates.values(),
@@ -395,6 +399,7 @@ class FederatedStrategy(Strategy):
         output = arrays.pop("output", None)
         model.restore(arrays)
         self._local_lr, self._accuracy = state.values["local_lr"], state.values["accuracy"]
+        self.rounds_begun = state.values.get("rounds_begun", state.server_round)
         self._quorum_watch.in_a_row = state.values["below_quorum"]
         self._registry.restore(state.values["clients"])
         kept = model.arrays() if output is None else model.arrays_of(torch.from_numpy(output))
@@ -415,7 +420,9 @@ class FederatedStrategy(Strategy):
         least, pause = self._min_replies, self._start_timeout
         since = self._registry.wait_for_any(grid, least, patience, pause)
         cohort = self.draw_cohort(self._registry.clients(), server_round)
+        self.rounds_begun += 1
         shared = {**(config or {}), LOCAL_LR: self._local_lr, NUM_INVITED: len(cohort)}
+        shared[ROUNDS_BEGUN] = self.rounds_begun
         content = _round_content(self._require_model().arrays(), shared, server_round)
         rule = self.local_rule(self._local_lr, len(cohort))
         content[RULE] = rule.record()

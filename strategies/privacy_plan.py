@@ -200,25 +200,28 @@ class PrivacyPlan:
         deviation = client_deviation(self.noise_multiplier, bound, invited)
         check_resolution(model, local_lr, bound, deviation)
 
-    def largest_cohort(self, failure: float) -> int:
-        """What no cohort of the T rounds exceeds, but with probability `failure`."""
+    def largest_cohort(self, failure: float, rounds: int | None = None) -> int:
+        """What no cohort of `rounds` (by default T) exceeds, but with probability `failure`."""
         if isinstance(self.participation, FixedParticipation):
             return self.participation.size
         if not self._poisson:
             return self.num_clients
-        return largest_poisson_cohort(self.num_clients, self.sample_rate, self.rounds, failure)
+        rounds = self.rounds if rounds is None else rounds
+        return largest_poisson_cohort(self.num_clients, self.sample_rate, rounds, failure)
 
-    def local_figure(self) -> Figure:
-        """ε at δ against the server itself, where the clients add the noise.
+    def local_figure(self, rounds: int = 0) -> Figure:
+        """ε at δ against the server itself, where the clients add the noise, of T rounds, or of
+        `rounds` where a run was resumed and asked for more.
 
         A client's message carries N(0, (z C)²/s I) and moves by up to 2 C with its data: multiplier
         z/(2 √s), without amplification, and for a client that is drawn in every round. s is at
         most `largest_cohort(δ/2)` (a client of ours does not answer beyond it); the other half of
         δ is the mechanism's.
         """
-        s = self.largest_cohort(self.delta / 2)
+        rounds = max(self.rounds, rounds)
+        s = self.largest_cohort(self.delta / 2, rounds)
         release = Release(self.noise_multiplier / (2 * math.sqrt(s)))
-        return spent([(release, self.rounds)], self.delta / 2, "rdp")
+        return spent([(release, rounds)], self.delta / 2, "rdp")
 
 
 def largest_poisson_cohort(

@@ -85,7 +85,7 @@ class PrivateAveraging(FederatedStrategy):
         """The guarantee of one client's messages against the server itself."""
         if not self.privacy.claim or self.privacy.noise_location == "server":
             return None
-        return self.privacy.local_figure()
+        return self.privacy.local_figure(self.rounds_begun)
 
     def start(self, *arguments: Any, **options: Any) -> Result:
         """As FederatedStrategy.start; the ledger is this run's alone until it returns.

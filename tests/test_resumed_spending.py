@@ -20,6 +20,7 @@ from server_app.run_folder import read_metrics
 from server_app.state_files import Saved
 from strategies import ClipNorm, Ledger, PoissonParticipation, PrivacyPlan, Release, spent
 from strategies.ledger import read_charges
+from strategies.reports import RoundReport
 
 ROUNDS = 5
 NOISED: dict[str, Any] = {
@@ -172,6 +173,65 @@ def test_a_copied_run_is_not_resumed_beside_the_first(tmp_path: Path) -> None:
     assert second["rounds_charged"] == ROUNDS + 1 + (ROUNDS - 1)
 
 
+# What the clients have said to the server.
+
+
+class Asked:
+    """Observer that counts the rounds in which clients were asked, over all of a run's lives."""
+
+    def __init__(self) -> None:
+        self.times = 0
+
+    def __call__(self, report: RoundReport) -> None:
+        self.times += report.server_round > 0
+
+
+def thrice(folder: Path, options: dict[str, Any]) -> tuple[dict[str, Any], int]:
+    """A run that dies after rounds 4 and 4 again, with states of every third; its summary, and how
+    often clients were asked."""
+    asked = Asked()
+
+    def die(report: RoundReport) -> None:
+        if report.server_round == 4:
+            raise Killed
+
+    options = {**options, "state_every": 3, "checkpoint_every": 0}
+    for resumed in ({}, {"resume": str(folder)}):
+        config = configuration(folder, **options, **resumed)
+        with pytest.raises(Killed):
+            simulate(config, Console(quiet=True), observers=[asked, die])
+        (folder / "summary.json").unlink()
+    config = configuration(folder, **options, resume=str(folder))
+    return simulate(config, Console(quiet=True), observers=[asked]), asked.times
+
+
+@pytest.mark.parametrize("rule", ["mean", "median"])
+def test_the_local_figure_counts_what_was_done_again(tmp_path: Path, rule: str) -> None:
+    """The server has had a message of every time: also under a robust rule, without a ledger."""
+    options = {**NOISED, "noise_location": "client", "aggregator": rule, "participation": "full"}
+    summary, asked = thrice(tmp_path, {**options, "sample_rate": 1.0})
+    assert asked == ROUNDS + 2
+    local = summary["privacy"]["local"]
+    # A round may have been under way each time that it died: at most one more.
+    assert asked <= local["rounds"] <= asked + 2
+    # Four clients share the noise, and a message moves by 2C: z / (2 √4).
+    expected = spent([(Release(0.5), local["rounds"])], 0.5e-5).epsilon
+    assert local["epsilon"] == pytest.approx(expected)
+
+
+def test_the_figure_of_an_example_counts_what_was_done_again(tmp_path: Path) -> None:
+    options = {"algorithm": "gfedavg", "num_server_rounds": ROUNDS, "instruments": False}
+    dp_sgd = {"local_dp_sgd": True, "dp_sgd_noise_multiplier": 2.0, "dp_sgd_sample_rate": 0.2}
+    _, asked = thrice(tmp_path, {**options, **dp_sgd, "batch_size": 10})
+    assert asked == ROUNDS + 2
+    told = max(read_metrics(tmp_path)[-1]["sample_epsilon"].values())
+    # Four local steps a round.
+    least, most = (
+        spent([(Release(2.0, 0.2), 4 * rounds)], 1e-5).epsilon for rounds in (asked, asked + 2)
+    )
+    assert 0.999 * least <= told <= 1.001 * most
+
+
 # Of nobody else.
 
 
@@ -225,8 +285,8 @@ def test_what_is_done_again_is_taken_from_the_rounds_that_are_left(
     capsys.readouterr()
     summary = resume(tmp_path, BUDGET, Console(width=500))
     assert (
-        f"epsilon = 3 ends the run after {ROUNDS - 2} of {ROUNDS} rounds: the ledger holds 0 of "
-        "earlier runs, and 2 that were charged and have to be done again"
+        f"epsilon = 3 ends the run after {ROUNDS - 2} of {ROUNDS} rounds: beside its own 2 the "
+        "ledger holds 0 of earlier runs and 2 that were charged since it began, and lost"
     ) in shown(capsys)
     assert (summary["status"], summary["rounds_completed"]) == ("completed", ROUNDS - 2)
     privacy = summary["privacy"]
