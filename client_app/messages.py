@@ -34,10 +34,10 @@ class RoundRequest:
     local_lr: float
     arrays: ArrayRecord
     rule: LocalRule
-    rounds_begun: int
     share: float = 0.0
     total_examples: int = 0
     shared_seed: int = 0
+    rounds_begun: int = 0
 
 
 def read_round(message: Message) -> RoundRequest:
