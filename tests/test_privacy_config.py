@@ -2,6 +2,8 @@
 
 import json
 import math
+import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -218,6 +220,35 @@ def test_the_noise_is_calibrated_to_the_budget(tmp_path: Path) -> None:
 
 
 # Runs.
+
+
+def keys_of(content: Any, path: tuple[str, ...] = ()) -> set[str]:
+    """Every key in `content` that names an epsilon, with what it lies in."""
+    if not isinstance(content, dict):
+        return set()
+    own = {".".join((*path, key)) for key in content if "epsilon" in key}
+    return own.union(*(keys_of(value, (*path, key)) for key, value in content.items()))
+
+
+@pytest.mark.parametrize("location", ["server", "client"])
+def test_every_figure_that_a_run_leaves_has_a_row_that_says_against_whom(
+    location: str, tmp_path: Path
+) -> None:
+    steps = {"local_dp_sgd": True, "dp_sgd_sample_rate": 0.2, "batch_size": 10}
+    private_run(tmp_path, noise_location=location, **steps, clip_norm=10.0)
+    found = set()
+    for path in tmp_path.rglob("*.json*"):
+        text = path.read_text()
+        contents = text.splitlines() if path.suffix == ".jsonl" else [text]
+        found |= set().union(*(keys_of(json.loads(content)) for content in contents))
+    found |= keys_of(tomllib.loads((tmp_path / "config.toml").read_text()))
+    assert {"privacy.epsilon", "epsilon_rdp", "sample_epsilon"} <= found
+    assert ("privacy.local.epsilon" in found) == (location == "client")
+    page = (Path(__file__).parents[1] / "docs" / "privacy.md").read_text()
+    table = page.split("## Who may be the adversary")[1].split("\n\n")[1]
+    named = {name for row in table.splitlines() for name in re.findall(r"`([^`]+)`", row)}
+    other_names = {"max-epsilon": "max_epsilon", "privacy.max_epsilon": "max_epsilon"}
+    assert {other_names.get(key, key) for key in found} <= named
 
 
 def private_run(folder: Path, console: Console | None = None, **options: Any) -> dict[str, Any]:
