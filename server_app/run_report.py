@@ -154,9 +154,11 @@ def _privacy(record: RunRecord) -> Section:
     texts = []
     sample = facts.sample_epsilon(record)
     if sample is not None:
+        at = "" if record.config is None else f" at δ = {record.config.delta:g}"
         texts.append(
-            f"Clients train by DP-SGD: one of their examples has spent up to ε = {sample}, as they "
-            "themselves say (the server cannot check it)."
+            "Clients train by DP-SGD: against everybody, the server too, one of their examples, "
+            f"there or not, has spent up to ε = {sample}{at} in this run, as they themselves say "
+            "(the server cannot check it)."
         )
     told = facts.privacy_facts(record)
     return Section("Privacy", texts, told, _pictures(record, "epsilon") if told else ())

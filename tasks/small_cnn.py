@@ -17,15 +17,10 @@ FIRST, SECOND, HIDDEN, GROUPS = 16, 32, 64, 4
 class ChannelsLast(nn.Module):
     """The same images [n, C, H, W] with a pixel's channels adjacent in memory, which PyTorch's
     pooling on a CPU needs to be vectorised.
-
-    In evaluation mode, in which FlatModel trains too. In training mode they stay as they are:
-    Opacus works in it, and misreads the gradients of convolutions in any other layout.
     """
 
     def forward(self, x: Tensor) -> Tensor:
         """``x`` itself in value and shape."""
-        if self.training:
-            return x
         # torch.channels_last by name is not possible under vmap.
         return x.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
 

@@ -27,6 +27,7 @@ from tasks.flat_model import FlatModel
 from tasks.labelled import cross_entropy
 from tasks.models import build_model
 from tasks.shards import ExampleShard
+from tasks.small_cnn import ChannelsLast
 
 
 def problem(name: str, n: int = 24) -> tuple[FlatModel, torch.Tensor, ExampleShard]:
@@ -100,6 +101,10 @@ def test_a_step_without_noise_is_the_other_librarys(name: str) -> None:
     model, start, shard = problem(name)
     bound = float(one_by_one(model, start, shard).norm(dim=1).median())
     module = copy.deepcopy(model.module).train()
+    for place, layer in module.named_children():
+        if isinstance(layer, ChannelsLast):
+            # Opacus misreads the gradients of convolutions in this layout.
+            setattr(module, place, torch.nn.Identity())
     parameters = dict(module.named_parameters())
     optimizer = DPOptimizer(
         torch.optim.SGD(module.parameters(), lr=0.5),

@@ -231,7 +231,11 @@ def test_a_posteriors_calibration_and_diagnostics(tmp_path: Path) -> None:
 def test_the_epsilon_of_examples(tmp_path: Path) -> None:
     lines = [{"round": t, "sample_epsilon": {"0": 0.5 * t, "1": 1.25 * t}} for t in (1, 2)]
     write_report(by_hand(tmp_path / "run", lines))
-    assert "up to ε = 2.5, as they themselves say" in page_of(tmp_path / "run").text
+    text = page_of(tmp_path / "run").text
+    assert (
+        "the server too, one of their examples, there or not, has spent up to ε = 2.5 at δ = "
+        in text
+    )
 
 
 def test_a_killed_run_still_has_a_report(tmp_path: Path) -> None:
