@@ -1,6 +1,7 @@
 """What `blackthorn server` and `blackthorn client` share: a place to work, and a clean end."""
 
 import contextlib
+import os
 import secrets
 import sys
 import tempfile
@@ -35,11 +36,14 @@ class Service:
 def service(logs: Path, cwd: Path, *, warm: bool, stop_order: list[str]) -> Iterator[Service]:
     """A service whose programs have all ended when the block is left, whatever the reason.
 
+    What they write is its user's alone, logs and Flower's store of every message among it.
     `stop_order` names the programs that are stopped one after the other, before the rest.
     """
     identity = uuid.uuid4().hex
     with contextlib.ExitStack() as stack:
         stack.enter_context(interrupts.termination_unwinds())
+        # Inherited by all of them. The folders may have been there before, open to everybody.
+        stack.callback(os.umask, os.umask(0o077))
         folder = Path(
             stack.enter_context(
                 tempfile.TemporaryDirectory(prefix="blackthorn-", ignore_cleanup_errors=True)

@@ -139,6 +139,7 @@ def check_ledger(
         return None
     try:
         ledger = Ledger(plan, path)
+        _check_place(config, path, folder)
         if path.exists():
             ledger.hold()
             ledger.close()
@@ -157,6 +158,15 @@ def check_ledger(
     before = _rounds_before(folder, ledger)
     left = ledger.rounds_allowed(plan.release(), rounds - done) if rounds > done else 0
     return Standing(ledger.rounds, before, done + left)
+
+
+def _check_place(config: RunConfig, path: Path, folder: Path) -> None:
+    """No other file of the run may take the ledger's place."""
+    if path.resolve().is_relative_to(folder.resolve()) and path.name != LEDGER:
+        raise ConfigError(
+            f"ledger = {config.ledger} is not allowed: the run writes files of its own in "
+            f"{folder}; name one elsewhere, or leave it out for {LEDGER} there"
+        )
 
 
 def _new_standing(config: RunConfig, plan: PrivacyPlan, path: Path, ledger: Ledger) -> Standing:

@@ -347,6 +347,18 @@ def test_whoever_accounts(tmp_path: Path, accountant: str) -> None:
 # Who has it.
 
 
+@pytest.mark.parametrize("name", ["summary.json", "metrics.jsonl", "checkpoints/final.safetensors"])
+def test_a_ledger_where_the_run_writes_other_files_is_refused(tmp_path: Path, name: str) -> None:
+    """It would be charged, and then be written over."""
+    folder = tmp_path / "run"
+    with pytest.raises(ConfigError, match="the run writes files of its own in") as caught:
+        start(folder, {**NOISED, "ledger": str(folder / name)})
+    assert "\n" not in str(caught.value)
+    assert not folder.exists()
+    start(folder, {**NOISED, "ledger": str(folder / "ledger.json")})
+    assert charged(folder / "ledger.json") == ROUNDS
+
+
 def test_a_ledger_in_use_is_known_before_anything_starts(tmp_path: Path) -> None:
     ledger = tmp_path / "spent.json"
     other_run(ledger, 1)

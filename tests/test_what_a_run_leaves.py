@@ -3,6 +3,8 @@
 import os
 import re
 import stat
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from digits_runs import configuration
 from rich.console import Console
 
 from launch.cli import finish
+from launch.service import service
 from launch.simulate import simulate
 from server_app.config import ConfigError
 from server_app.folder_place import RELEASED, WITHHELD, create_folder
@@ -178,6 +181,18 @@ def test_a_folder_that_others_read_and_use_is_refused(tmp_path: Path) -> None:
     (shared / "notes.txt").unlink()
     run(shared)
     assert mode(shared) == 0o700
+
+
+@pytest.mark.usefixtures("no_umask")
+def test_what_a_services_programs_write_is_its_users(tmp_path: Path) -> None:
+    """Flower's store holds every message: also in a folder that was there, and open."""
+    tmp_path.chmod(0o777)
+    write = "from pathlib import Path; Path('store.db').touch(); Path('logs').mkdir(exist_ok=True)"
+    with service(tmp_path / "logs", tmp_path, warm=False, stop_order=[]):
+        subprocess.run([sys.executable, "-c", write], cwd=tmp_path, check=True, timeout=60)
+    assert (mode(tmp_path / "store.db"), mode(tmp_path / "logs")) == (0o600, 0o700)
+    (tmp_path / "after").touch()
+    assert mode(tmp_path / "after") == 0o666
 
 
 # Times.
