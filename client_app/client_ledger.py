@@ -7,6 +7,7 @@ had been sent.
 """
 
 import json
+import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -14,10 +15,18 @@ from pathlib import Path
 from typing import Any
 
 from strategies.accounting import Charge
-from strategies.ledger import charge_entry, read_charge
+from strategies.durable_file import PRIVATE_FOLDER
+from strategies.ledger_file import (
+    FORMAT,
+    behind_links,
+    charge_entry,
+    load,
+    read_charge,
+    refuse_copy,
+)
 from strategies.locked_file import FileInUse, LockedFile
 
-_FORMAT = 1
+_KIND = "client"
 # Several of a client's programs may want it at once, each for some milliseconds.
 _PATIENCE_SECONDS = 60.0
 _LOOK_SECONDS = 0.02
@@ -29,8 +38,12 @@ class LedgerUnusable(ValueError):
 
 @dataclass
 class Sent:
-    """All replies so far: `last_round` by run, how many `rounds` in all, and what they cost."""
+    """All replies so far: `last_round` by run, how many `rounds` in all, and what they cost.
 
+    `ledger` tells one client's ledger from another, and a copy from none.
+    """
+
+    ledger: str = field(default_factory=lambda: secrets.token_hex(16), compare=False)
     rounds: int = 0
     last_round: dict[str, int] = field(default_factory=dict)
     local: list[Charge] = field(default_factory=list)
@@ -46,20 +59,28 @@ class Sent:
 
 
 class ClientLedger:
-    """The ledger in the file `path`, whatever link leads to it; a missing file is an empty one."""
+    """The ledger in the file `path`, whatever link leads to it; a missing file is an empty one.
+
+    Raises LedgerUnusable where something else than a file is there.
+    """
 
     def __init__(self, path: Path) -> None:
-        self._path = path.expanduser().resolve()
+        try:
+            self._path = behind_links(path.expanduser())
+        except ValueError as error:
+            raise LedgerUnusable(str(error)) from None
 
     def read(self) -> Sent:
-        """What has been sent. Raises LedgerUnusable for a file that is no client's ledger."""
+        """What has been sent. Raises LedgerUnusable for a file that is no client's ledger, or that
+        is a copy of one that is still there."""
         try:
-            text = self._path.read_text(encoding="utf-8")
-        except FileNotFoundError:
-            return Sent()
-        except (OSError, UnicodeDecodeError) as error:
-            raise LedgerUnusable(f"ledger {self._path} cannot be read: {error}") from None
-        return _parsed(text, self._path)
+            if not self._path.exists():
+                return Sent()
+            content = load(self._path)
+            refuse_copy(content, self._path)
+        except (OSError, ValueError) as error:
+            raise LedgerUnusable(str(error)) from None
+        return _sent_in(content, self._path)
 
     def change(self, change: Callable[[Sent], None]) -> None:
         """Let `change` check and count, alone, and put what it leaves on disk before returning.
@@ -80,12 +101,13 @@ class ClientLedger:
                 raise LedgerUnusable(f"ledger {self._path} cannot be kept: {reason}") from None
 
     def _change_alone(self, change: Callable[[Sent], None]) -> None:
-        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._path.parent.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
         file = LockedFile(self._path)
         try:
             sent = self.read()
             change(sent)
-            file.replace((json.dumps(_content(sent), indent=2) + "\n").encode())
+            text = json.dumps(_content(sent, self._path), indent=2) + "\n"
+            file.replace(text.encode())
         finally:
             file.close()
 
@@ -98,10 +120,12 @@ def _append(charges: list[Charge], charge: Charge) -> None:
         charges.append(charge)
 
 
-def _content(sent: Sent) -> dict[str, Any]:
+def _content(sent: Sent, path: Path) -> dict[str, Any]:
     return {
-        "format": _FORMAT,
-        "kind": "client",
+        "format": FORMAT,
+        "kind": _KIND,
+        "id": sent.ledger,
+        "path": str(path),
         "rounds": sent.rounds,
         "last_round": sent.last_round,
         "local": [charge_entry(charge) for charge in sent.local],
@@ -109,12 +133,12 @@ def _content(sent: Sent) -> dict[str, Any]:
     }
 
 
-def _parsed(text: str, path: Path) -> Sent:
+def _sent_in(content: dict[str, Any], path: Path) -> Sent:
+    if content.get("kind") != _KIND:
+        raise LedgerUnusable(f"{path} is not a client's ledger")
     try:
-        content = json.loads(text)
-        if content.get("format") != _FORMAT or content.get("kind") != "client":
-            raise LedgerUnusable(f"{path} is not a client's ledger of format {_FORMAT}")
         sent = Sent(
+            str(content["id"]),
             _whole(content["rounds"]),
             {str(run): _whole(last) for run, last in content["last_round"].items()},
             [read_charge(entry) for entry in content["local"]],
@@ -123,11 +147,9 @@ def _parsed(text: str, path: Path) -> Sent:
         charged = sum(count for _, count in sent.local)
         if charged != sent.rounds:
             raise ValueError(f"rounds = {sent.rounds}, but {charged} are charged")
-        return sent
-    except LedgerUnusable:
-        raise
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise LedgerUnusable(f"ledger {path} is damaged: {type(error).__name__} {error}") from None
+    return sent
 
 
 def _whole(value: object) -> int:

@@ -12,10 +12,9 @@ from typing import Any
 
 from .accounting import Charge, Figure, Release, spent
 from .durable_file import PRIVATE_FOLDER
+from .ledger_file import FORMAT, behind_links, charge_entry, load, read_charge, refuse_copy
 from .locked_file import FileInUse, LockedFile
 from .privacy_plan import PrivacyPlan
-
-_FORMAT = 1
 
 
 class LedgerInUse(RuntimeError):
@@ -32,11 +31,11 @@ class Ledger:
 
     def __init__(self, plan: PrivacyPlan, path: Path | None = None) -> None:
         self._plan = plan
-        self._path = None if path is None else _behind_links(path)
+        self._path = None if path is None else behind_links(path)
         self._charges: list[Charge] = []
         self._id = secrets.token_hex(16)
         if self._path is not None and self._path.exists():
-            content = _load(self._path)
+            content = load(self._path)
             self._charges = _of_this_kind(content, self._path, plan)
             self._id = content.get("id", self._id)
         self.rounds_before = self.rounds
@@ -102,7 +101,7 @@ class Ledger:
             return
         self._file = _opened(self._path)
         try:
-            charges = _charges_in(_load(self._path), self._path) if self._path.exists() else []
+            charges = _charges_in(load(self._path), self._path) if self._path.exists() else []
             if charges != self._charges:
                 raise LedgerInUse(f"ledger {self._path} was charged by another run meanwhile")
             if not self._path.exists():
@@ -147,7 +146,7 @@ class Ledger:
     def _content(self) -> dict[str, Any]:
         plan = self._plan
         return {
-            "format": _FORMAT,
+            "format": FORMAT,
             "id": self._id,
             "path": str(self._path),
             "delta": plan.delta,
@@ -166,7 +165,7 @@ class Ledger:
 
 def read_charges(path: Path) -> list[Charge]:
     """The charges in a ledger file. Raises ValueError, one line, if it is none."""
-    return _charges_in(_load(path), path)
+    return _charges_in(load(path), path)
 
 
 def _of_this_kind(content: dict[str, Any], path: Path, plan: PrivacyPlan) -> list[Charge]:
@@ -177,48 +176,8 @@ def _of_this_kind(content: dict[str, Any], path: Path, plan: PrivacyPlan) -> lis
                 f"ledger {path} was kept for {key} = {content.get(key)}, this run's is {own}: "
                 "their figures cannot be added"
             )
-    _refuse_copy(content, path)
+    refuse_copy(content, path)
     return _charges_in(content, path)
-
-
-def _refuse_copy(content: dict[str, Any], path: Path) -> None:
-    """Two copies that are both continued would each hold half of what was spent."""
-    names = path.stat().st_nlink
-    if names > 1:
-        raise ValueError(
-            f"ledger {path} has {names} names (hard links), of which only one would be kept up to "
-            "date: remove the others"
-        )
-    original = Path(str(content.get("path", path)))
-    try:
-        is_copy = (
-            original != path
-            and _load(original).get("id") == content.get("id")
-            and not original.samefile(path)
-        )
-    except ValueError:
-        # It was moved, or comes from another machine.
-        return
-    if is_copy:
-        raise ValueError(
-            f"ledger {path} is a copy of {original}, which is still there: name that one, or "
-            "remove it if it was never charged after it was copied"
-        )
-
-
-def _behind_links(path: Path) -> Path:
-    """The file itself: a link would be replaced by the first charge, and the file left behind.
-
-    Raises ValueError where there is something else than a file.
-    """
-    try:
-        real = path.resolve()
-        if real.exists() and not real.is_file():
-            raise ValueError(f"ledger {path} is not a file")
-    except (OSError, RuntimeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "its links lead in a circle"
-        raise ValueError(f"ledger {path} cannot be read: {reason}") from None
-    return real
 
 
 def _opened(path: Path) -> LockedFile:
@@ -231,16 +190,6 @@ def _opened(path: Path) -> LockedFile:
         raise LedgerInUse(f"ledger {path} cannot be kept there: {error.strerror}") from None
 
 
-def _load(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"ledger {path} cannot be read: {error}") from None
-    if not isinstance(content, dict) or content.get("format") != _FORMAT:
-        raise ValueError(f"{path} is not a privacy ledger of format {_FORMAT}")
-    return content
-
-
 def _charges_in(content: dict[str, Any], path: Path) -> list[Charge]:
     try:
         charges = [read_charge(entry) for entry in content["charges"]]
@@ -250,37 +199,3 @@ def _charges_in(content: dict[str, Any], path: Path) -> list[Charge]:
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"ledger {path} is damaged: {type(error).__name__} {error}") from None
     return charges
-
-
-def charge_entry(charge: Charge) -> dict[str, Any]:
-    """A charge as a ledger's file holds it."""
-    release, count = charge
-    return {
-        "rounds": count,
-        "noise_multiplier": release.noise_multiplier,
-        "sample_rate": release.sample_rate,
-        "drawn": list(release.drawn) if release.drawn else None,
-    }
-
-
-def read_charge(entry: dict[str, Any]) -> Charge:
-    """What `charge_entry` wrote. Raises KeyError, TypeError or ValueError for anything else."""
-    drawn = entry["drawn"]
-    if drawn is not None:
-        size, population = drawn
-        drawn = _positive(size, "drawn"), _positive(population, "drawn")
-    z, rate = (_number(entry[key], key) for key in ("noise_multiplier", "sample_rate"))
-    return Release(z, rate, drawn), _positive(entry["rounds"], "rounds")
-
-
-def _positive(value: object, key: str) -> int:
-    # Not isinstance: true is an int of Python's too.
-    if type(value) is not int or value < 1:
-        raise ValueError(f"{key} = {value!r}: a whole number, 1 or more")
-    return value
-
-
-def _number(value: object, key: str) -> float:
-    if type(value) not in (int, float):
-        raise ValueError(f"{key} = {value!r}: a number")
-    return float(value)  # type: ignore[arg-type]

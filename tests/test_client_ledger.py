@@ -1,6 +1,7 @@
 """A client's ledger: what it has sent adds up over rounds, runs, restarts and programs."""
 
 import math
+import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -166,21 +167,34 @@ def _damage(text: str) -> Callable[[Path], object]:
     return lambda path: path.write_text(text)
 
 
+def _copy(path: Path) -> None:
+    original = path.with_name("original.json")
+    ClientLedger(original).change(lambda _: None)
+    shutil.copy(original, path)
+
+
+def _second_name(path: Path) -> None:
+    ClientLedger(path).change(lambda _: None)
+    path.with_name("again.json").hardlink_to(path)
+
+
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
-        (_damage("{"), "is damaged"),
-        (_damage("[]"), "is damaged"),
+        (_damage("{"), "cannot be read"),
+        (_damage("[]"), "is not a privacy ledger"),
         (_damage('{"format": 1, "charges": []}'), "is not a client's ledger"),
-        (_damage('{"format": 1, "kind": "client", "rounds": -1}'), "is damaged"),
+        (_damage('{"format": 1, "kind": "client", "id": "a", "rounds": -1}'), "is damaged"),
         (
             _damage(
-                '{"format": 1, "kind": "client", "rounds": 2, "last_round": {}, "local": [], '
-                '"sample": []}'
+                '{"format": 1, "kind": "client", "id": "a", "rounds": 2, "last_round": {}, '
+                '"local": [], "sample": []}'
             ),
             "rounds = 2, but 0 are charged",
         ),
-        (lambda path: path.mkdir(), "cannot be"),
+        (lambda path: path.mkdir(), "is not a file"),
+        (_copy, "is a copy of"),
+        (_second_name, "has 2 names (hard links)"),
     ],
 )
 def test_without_a_ledger_that_can_be_kept_nothing_is_sent(

@@ -73,7 +73,7 @@ def refusal(
         ),
         (
             "client --server localhost --insecure --client-id 0 --ledger certs/ca.crt",
-            "ca.crt is damaged",
+            "ca.crt cannot be read",
         ),
         (
             "client --server localhost --insecure --client-id 0 --ledger certs/ca.crt/ledger",

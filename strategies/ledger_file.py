@@ -1,0 +1,98 @@
+"""The file of a ledger, a run's or a client's: JSON, behind its links, and no copy of another."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from .accounting import Charge, Release
+
+FORMAT = 1
+
+
+def load(path: Path) -> dict[str, Any]:
+    """What is in it. Raises ValueError, one line, for a file that is no ledger."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"ledger {path} cannot be read: {error}") from None
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise ValueError(f"{path} is not a privacy ledger of format {FORMAT}")
+    return content
+
+
+def refuse_copy(content: dict[str, Any], path: Path) -> None:
+    """Two copies that are both continued would each hold half of what was spent.
+
+    Raises ValueError for one of several hard links, and where the file that it was copied from, by
+    the "path" and "id" in its `content`, is still there.
+    """
+    names = path.stat().st_nlink
+    if names > 1:
+        raise ValueError(
+            f"ledger {path} has {names} names (hard links), of which only one would be kept up to "
+            "date: remove the others"
+        )
+    original = Path(str(content.get("path", path)))
+    try:
+        is_copy = (
+            original != path
+            and load(original).get("id") == content.get("id")
+            and not original.samefile(path)
+        )
+    except ValueError:
+        # It was moved, or comes from another machine.
+        return
+    if is_copy:
+        raise ValueError(
+            f"ledger {path} is a copy of {original}, which is still there: name that one, or "
+            "remove it if it was never charged after it was copied"
+        )
+
+
+def behind_links(path: Path) -> Path:
+    """The file itself: a link would be replaced by the first charge, and the file left behind.
+
+    Raises ValueError where there is something else than a file.
+    """
+    try:
+        real = path.resolve()
+        if real.exists() and not real.is_file():
+            raise ValueError(f"ledger {path} is not a file")
+    except (OSError, RuntimeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "its links lead in a circle"
+        raise ValueError(f"ledger {path} cannot be read: {reason}") from None
+    return real
+
+
+def charge_entry(charge: Charge) -> dict[str, Any]:
+    """A charge as a ledger's file holds it."""
+    release, count = charge
+    return {
+        "rounds": count,
+        "noise_multiplier": release.noise_multiplier,
+        "sample_rate": release.sample_rate,
+        "drawn": list(release.drawn) if release.drawn else None,
+    }
+
+
+def read_charge(entry: dict[str, Any]) -> Charge:
+    """What `charge_entry` wrote. Raises KeyError, TypeError or ValueError for anything else."""
+    drawn = entry["drawn"]
+    if drawn is not None:
+        size, population = drawn
+        drawn = _positive(size, "drawn"), _positive(population, "drawn")
+    z, rate = (_number(entry[key], key) for key in ("noise_multiplier", "sample_rate"))
+    return Release(z, rate, drawn), _positive(entry["rounds"], "rounds")
+
+
+def _positive(value: object, key: str) -> int:
+    # Not isinstance: true is an int of Python's too.
+    if type(value) is not int or value < 1:
+        raise ValueError(f"{key} = {value!r}: a whole number, 1 or more")
+    return value
+
+
+def _number(value: object, key: str) -> float:
+    if type(value) not in (int, float):
+        raise ValueError(f"{key} = {value!r}: a number")
+    return float(value)  # type: ignore[arg-type]
