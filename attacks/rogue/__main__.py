@@ -13,15 +13,24 @@ from pathlib import Path
 
 import grpc
 import numpy as np
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    PublicFormat,
+    load_ssh_private_key,
+    load_ssh_public_key,
+)
 from flwr.app import Error, Message, MetricRecord, RecordDict
 from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, ObjectPushError
 
 from ..round_config import number, round_config
-from .behaviours import BEHAVIOURS, Behaviour, Turn, honest_reply
+from .behaviours import BEHAVIOURS, SERVER_ATTACKS, Behaviour, Turn, honest_reply
 from .fleet import Fleet, connected
+from .server_attacks import Keys, Peer
 
 _POLL_SECONDS = 0.1
 _RANDOM = "random"
+_ALL = {**BEHAVIOURS, **SERVER_ATTACKS}
 _STREAM = 0x709
 _NO_EXAMPLES = Error(2, "this node has no held-out examples to evaluate on")
 
@@ -32,10 +41,16 @@ class Rogue:
     """Answers questions like an honest client, and train messages with a behaviour each."""
 
     def __init__(
-        self, fleet: Fleet, client_id: int, num_examples: int, choose: Callable[[int], str]
+        self,
+        fleet: Fleet,
+        peer: Peer,
+        client_id: int,
+        num_examples: int,
+        choose: Callable[[int], str],
     ) -> None:
         """`choose` maps a round to the name of its behaviour."""
         self._fleet = fleet
+        self._peer = peer
         self._client_id = client_id
         self._num_examples = num_examples
         self._choose = choose
@@ -58,8 +73,9 @@ class Rogue:
         server_round = int(number(round_config(order), "server-round", 0))
         name = self._choose(server_round)
         reply = honest_reply(order, self._num_examples)
-        behaviour: Behaviour = BEHAVIOURS[name]
-        outcome = behaviour(Turn(self._fleet, order, reply, self._past))
+        behaviour: Behaviour = _ALL[name]
+        self._peer.order = order.metadata
+        outcome = behaviour(Turn(self._fleet, order, reply, self._past, self._peer))
         logger.info("round %d: %s: %s", server_round, name, outcome)
         self._past = self._past or reply
 
@@ -100,8 +116,8 @@ def check_behaviours(text: str) -> list[str]:
     """The names in `text`, separated by commas; ValueError for one that there is not."""
     names = text.split(",")
     for name in names:
-        if name not in BEHAVIOURS and names != [_RANDOM]:
-            allowed = ", ".join([*BEHAVIOURS, f"and {_RANDOM} by itself"])
+        if name not in _ALL and names != [_RANDOM]:
+            allowed = ", ".join([*_ALL, f"and {_RANDOM} by itself"])
             raise ValueError(f"behaviour is {name!r}; allowed are {allowed}")
     return names
 
@@ -126,6 +142,20 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
+def _keys(file: Path) -> Keys:
+    """The pair of an OpenSSH private key. Raises ValueError."""
+    private = load_ssh_private_key(file.read_bytes(), None)
+    if not isinstance(private, ec.EllipticCurvePrivateKey):
+        raise ValueError(f"--key {file} is not an ECDSA key")
+    return private, private.public_key()
+
+
+def _public_key(file: Path) -> bytes:
+    """The PEM of an OpenSSH public key."""
+    public = load_ssh_public_key(file.read_bytes())
+    return public.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+
+
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="rogue", description=__doc__)
     parser.add_argument("--superlink", required=True, metavar="HOST:PORT", help="Fleet API.")
@@ -135,10 +165,12 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--behaviour",
         default=_RANDOM,
         help=f"Names separated by commas, one a round in turn, or {_RANDOM}. There are: "
-        + ", ".join(BEHAVIOURS),
+        + ", ".join(_ALL),
     )
     parser.add_argument("--seed", type=int, default=0, help=f"Of {_RANDOM} behaviour.")
     parser.add_argument("--allow", action="append", default=[], metavar="HOST")
+    parser.add_argument("--key", type=Path, help="Registered private key; default: a new one.")
+    parser.add_argument("--victim", type=Path, help="Another client's public key.")
     parser.add_argument("--root-certificates", type=Path, help="PEM file; without it, no TLS.")
     return parser.parse_args(arguments)
 
@@ -150,14 +182,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
         check_address(options.superlink, options.allow)
         names = check_behaviours(options.behaviour)
         pem = options.root_certificates and options.root_certificates.read_bytes()
+        keys = _keys(options.key) if options.key else None
+        victim = _public_key(options.victim) if options.victim else b""
     except (ValueError, OSError) as error:
         print(f"rogue: {error}", file=sys.stderr)
         sys.exit(2)
     logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
     choose = at_random(options.seed) if names == [_RANDOM] else in_turn(names)
-    with connected(options.superlink, pem) as fleet:
+    with connected(options.superlink, pem, keys) as fleet:
+        peer = Peer(options.superlink, pem, keys, fleet.node_id, victim=victim)
         logger.info("node %d enrols as client %d", fleet.node_id, options.client)
-        serve(Rogue(fleet, options.client, options.num_examples, choose), fleet)
+        serve(Rogue(fleet, peer, options.client, options.num_examples, choose), fleet)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What a rogue does in the place of an answer, by name.
+"""What a rogue does in the place of an answer, by name (to the server: `server_attacks.py`).
 
 A behaviour takes a `Turn`, sends whatever it sends, and returns one line on what came of it.
 """
@@ -6,16 +6,18 @@ A behaviour takes a `Turn`, sends whatever it sends, and returns one line on wha
 import copy
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 
 from ..misbehaviour import REPLY_ATTACKS
 from ..model_records import ARRAYS
 from ..round_config import RULE
 from .fleet import Fleet
+from .server_attacks import ATTACKS, HELD, Peer
 
 HUGE_BYTES = 500_000_000
 # By so much a drip-fed upload is longer than the time that the message allows.
@@ -24,12 +26,14 @@ _DRIP_OVERTIME = 1.25
 
 @dataclass(frozen=True)
 class Turn:
-    """A train message, a reply that would pass, and a reply of an earlier round (if any)."""
+    """A train message, a reply that would pass, a reply of an earlier round (if any), and the
+    rogue's own way to the SuperLink."""
 
     fleet: Fleet
     order: Message
     honest: Message
     past: Message | None
+    peer: Peer
 
     def seconds_left(self) -> float:
         """Until the message expires."""
@@ -139,6 +143,38 @@ BEHAVIOURS: dict[str, Behaviour] = {
     "forged-round": forged_round,
     "two-replies": two_replies,
     "honest": honest,
+}
+
+
+_DECLINED = Error(2, "this node does not train")
+_HELD_SECONDS = 5.0
+
+
+def attacks_server(attack: Callable[[Peer], str]) -> Behaviour:
+    """Attack the SuperLink, and decline to train: a round need not wait for the deadline."""
+
+    def behave(turn: Turn) -> str:
+        said = attack(turn.peer)
+        declined = turn.fleet.deliver(Message(_DECLINED, reply_to=turn.order))
+        return f"{said}; its answer: {_delivered(declined)}"
+
+    return behave
+
+
+def holding(attack: Callable[[Peer], AbstractContextManager[str]]) -> Callable[[Peer], str]:
+    """Hold what an attack holds for some seconds."""
+
+    def hold(peer: Peer) -> str:
+        with attack(peer) as said:
+            time.sleep(_HELD_SECONDS)
+        return said
+
+    return hold
+
+
+SERVER_ATTACKS: dict[str, Behaviour] = {
+    **{name: attacks_server(attack) for name, attack in ATTACKS.items()},
+    **{name: attacks_server(holding(attack)) for name, attack in HELD.items()},
 }
 
 

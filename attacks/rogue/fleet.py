@@ -23,6 +23,8 @@ from flwr.supercore.inflatable.inflatable_utils import (
 from flwr.supercore.retry import make_simple_grpc_retry_invoker
 from flwr.supercore.run import RunNotRunningException
 
+from .server_attacks import Keys
+
 # A SuperLink that cannot be reached for so long is not waited for any longer.
 PATIENCE_SECONDS = 60.0
 
@@ -110,11 +112,17 @@ class Fleet:
 
 
 @contextmanager
-def connected(address: str, root_certificates: bytes | None = None) -> Iterator[Fleet]:
-    """Register a node at the Fleet API of `address`, and sign off in the end."""
+def connected(
+    address: str, root_certificates: bytes | None = None, keys: Keys | None = None
+) -> Iterator[Fleet]:
+    """Register a node (or be the one of `keys`) at the Fleet API of `address`; sign off later."""
     retry = make_simple_grpc_retry_invoker()
     retry.max_time = PATIENCE_SECONDS
     with grpc_request_response(
-        address, root_certificates is None, retry, root_certificates=root_certificates
+        address,
+        root_certificates is None,
+        retry,
+        root_certificates=root_certificates,
+        authentication_keys=keys,
     ) as connection:
         yield Fleet(connection)

@@ -48,10 +48,9 @@ class Peer:
     root_certificates: bytes | None = None
     keys: Keys | None = None
     node_id: int = 0
-    order: message_pb2.Metadata | None = None
+    order: Any = None
     victim: bytes = b""
     others_message: str = ""
-    past: message_pb2.Metadata | None = None
 
     @contextlib.contextmanager
     def stub(self) -> Iterator[FleetStub]:
@@ -141,7 +140,7 @@ def instruction(peer: Peer) -> str:
 def others_message(peer: Peer) -> str:
     """The answer to a message that another node was sent."""
     metadata = _answering(peer)
-    metadata.reply_to_message_id = peer.others_message
+    metadata.reply_to_message_id = peer.others_message or object_id(10)
     return _push(peer, message_pb2.ObjectTree(object_id=metadata.message_id), metadata)
 
 
