@@ -70,10 +70,14 @@ class Bench:
 
     def start(self, name: str, *arguments: object, prefix: Sequence[str] = ()) -> Started:
         """Start `blackthorn ARGUMENTS`."""
+        return self.start_program(name, [*prefix, *COMMAND, *map(str, arguments)])
+
+    def start_program(self, name: str, command: Sequence[str]) -> Started:
+        """Start any command."""
         output = self.folder / f"{name}.out"
         with output.open("ab") as stream:
             process = subprocess.Popen(
-                [*prefix, *COMMAND, *map(str, arguments)],
+                command,
                 cwd=self.folder,
                 env=environment(),
                 stdin=subprocess.DEVNULL,

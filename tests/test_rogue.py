@@ -46,6 +46,7 @@ REASONS = {
     "huge-count": "num-examples = 1e+30",
     "huge-reply": "no reply by the deadline",
     "huge-part": "announced, but not uploaded",
+    "repeated-chunks": "one lists 2500 chunks and has 1",
     "never-uploaded": "announced, but not uploaded",
     "drip-fed": "announced, but not uploaded",
     "replayed": "answers another message",

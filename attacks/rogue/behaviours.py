@@ -4,6 +4,7 @@ A behaviour takes a `Turn`, sends whatever it sends, and returns one line on wha
 """
 
 import copy
+import json
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -82,6 +83,32 @@ def huge_part(turn: Turn) -> str:
     return _in_pieces(turn, _with_content(turn.honest, {**turn.honest.content, "more": ballast}))
 
 
+class _Repeating(Array):
+    """An array that lists its one chunk 2,500 times."""
+
+    def deflate(self) -> bytes:
+        head, _, body = super().deflate().partition(b"\x00")
+        said = json.loads(body)
+        said["arraychunk_ids"] *= _REPETITIONS
+        body = json.dumps(said).encode()
+        return head.rpartition(b" ")[0] + b" %d\x00" % len(body) + body
+
+
+# The name under which Flower's head of an object says what it is.
+_Repeating.__qualname__ = Array.__qualname__
+_REPETITIONS = 2500
+
+
+def repeated_chunks(turn: Turn) -> str:
+    """400 KB that are a gigabyte once the chunks are put together as they are listed."""
+    numbers = np.random.default_rng(0).standard_normal(100_000).astype(np.float32)
+    repeating = _Repeating("float32", (100_000,), "numpy.ndarray", numbers.tobytes())
+    arrays = {**turn.honest.content.array_records[ARRAYS]}
+    arrays[next(iter(arrays))] = repeating
+    forged = _with_content(turn.honest, {**turn.honest.content, ARRAYS: ArrayRecord(arrays)})
+    return _delivered(turn.fleet.deliver(forged))
+
+
 def never_uploaded(turn: Turn) -> str:
     """Announce a reply, and upload nothing of it."""
     turn.fleet.announce(turn.honest)
@@ -137,6 +164,7 @@ BEHAVIOURS: dict[str, Behaviour] = {
     **{name: sends(REPLY_ATTACKS[name]) for name in _SENT},
     "huge-reply": huge_reply,
     "huge-part": huge_part,
+    "repeated-chunks": repeated_chunks,
     "never-uploaded": never_uploaded,
     "drip-fed": drip_fed,
     "replayed": replayed,
