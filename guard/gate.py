@@ -258,6 +258,8 @@ class Gate(grpc.ServerInterceptor):
                 # Flower has refused the request itself.
                 if code == grpc.StatusCode.UNAUTHENTICATED:
                     self._forget(key)
+                if code == grpc.StatusCode.INTERNAL:
+                    self._records.refuse("failed request", f"{method}: it failed", key, node)
                 raise
             what = f"{method}: {type(error).__name__}: {error}"[:200]
             self._records.refuse("failed request", what, key, node)

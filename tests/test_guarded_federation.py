@@ -56,8 +56,6 @@ ATTACKS = {
 }
 SETTINGS = {
     "algorithm": "gfedavg",
-    "num-byzantine": 0,
-    "attack": "none",
     "corrupt-fraction": 0.0,
     "local-steps": 2,
     "num-server-rounds": len(ATTACKS),

@@ -55,6 +55,12 @@ class Peer:
     @contextlib.contextmanager
     def stub(self) -> Iterator[FleetStub]:
         """The Fleet API over a connection of its own."""
+        with self.channel() as channel:
+            yield FleetStub(channel)
+
+    @contextlib.contextmanager
+    def channel(self) -> Iterator[grpc.Channel]:
+        """A connection whose calls are signed with the key."""
         options = [
             ("grpc.use_local_subchannel_pool", 1),
             ("grpc.enable_http_proxy", 0),
@@ -67,7 +73,7 @@ class Peer:
             channel = grpc.secure_channel(self.address, trust, options)
         with channel:
             signing = [] if self.keys is None else [NodeAuthClientInterceptor(*self.keys)]
-            yield FleetStub(grpc.intercept_channel(channel, *signing))
+            yield grpc.intercept_channel(channel, *signing)
 
     def signed(self) -> list[tuple[str, str | bytes]]:
         """The headers that prove the key."""
