@@ -78,6 +78,7 @@ class Deadlines:
                 context.cancel()
 
 
+_NOT_REGISTERED = "a key that is not registered"
 _NOT_WHOLE = "a request that was broken off, or larger than any may be"
 
 
@@ -230,7 +231,7 @@ class Gate(grpc.ServerInterceptor):
             self._connections.spoke(context.peer(), key)
             return self._serve_key(method, key, known, handler, requests, context, seconds)
         if method not in _INTRODUCTIONS:
-            self._turn_away(context, "a key that is not registered")
+            self._turn_away(context, _NOT_REGISTERED)
         try:
             body = self._deadlines.read(requests, context, seconds)
             request = self._parse(handler, body, self._limits.stranger_bytes)
@@ -258,7 +259,9 @@ class Gate(grpc.ServerInterceptor):
                 # Flower has refused the request itself.
                 if code == grpc.StatusCode.UNAUTHENTICATED:
                     self._forget(key)
-                if code == grpc.StatusCode.INTERNAL:
+                if not key:
+                    self._records.refuse("unauthenticated", f"{method}: {_NOT_REGISTERED}")
+                elif code == grpc.StatusCode.INTERNAL:
                     self._records.refuse("failed request", f"{method}: it failed", key, node)
                 raise
             what = f"{method}: {type(error).__name__}: {error}"[:200]

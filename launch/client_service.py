@@ -170,7 +170,7 @@ class Watch:
         if connected and status == 0:
             return (
                 f"{self._settings.server} has sent this client away: its key was unregistered "
-                "there, or somebody stopped the SuperNode"
+                "there, or barred by its guard, or somebody stopped the SuperNode"
             )
         return obituary("supernode", status, tail)
 

@@ -36,6 +36,10 @@ def server(
         bool,
         typer.Option(help="Go on with runs whose ServerApp, server or machine ended under way."),
     ] = True,
+    limit: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="A limit of the guard (docs/security.md)."),
+    ] = None,
     insecure: Insecure = False,
     i_know: IKnow = False,
 ) -> None:
@@ -63,6 +67,7 @@ def server(
         certs=certs.resolve() if certs is not None else None,
         state=state.resolve(),
         resume=resume,
+        limits=_checked_limits(limit or []),
     )
     serve(settings)
 
@@ -77,6 +82,17 @@ class ServerSettings:
     certs: Path | None
     state: Path
     resume: bool = True
+    limits: tuple[str, ...] = ()
+
+
+def _checked_limits(limits: list[str]) -> tuple[str, ...]:
+    from guard.limits import Limits
+
+    try:
+        Limits.changed(limits)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    return tuple(limits)
 
 
 def serve(settings: ServerSettings) -> None:

@@ -54,6 +54,7 @@ def superlink_program(
     command += ["--control-api-address", str(settings.control)]
     command += ["--health-server-address", str(health)]
     command += ["--guard", str(settings.state / "guard")]
+    command += [part for limit in settings.limits for part in ("--limit", limit)]
     if settings.certs is None:
         command += ["--insecure"]
     else:

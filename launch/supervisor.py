@@ -4,6 +4,7 @@ The supervisor is one loop in one thread. It starts its programs in order, looks
 times a second, and hands each new line of their output to the program's own listener.
 """
 
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -142,6 +143,9 @@ class Supervisor:
         if kept.group is None:
             return
         with kept.group.log.open("rb") as output:
+            # A program may begin its log anew when it has grown too large.
+            size = output.seek(0, os.SEEK_END)
+            kept.read_to = kept.read_to if kept.read_to <= size else 0
             output.seek(kept.read_to)
             complete, newline, _ = output.read().rpartition(b"\n")
         kept.read_to += len(complete) + len(newline)

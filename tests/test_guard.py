@@ -175,8 +175,10 @@ def test_floods_end_with_their_connection(guarded: Fleet, rogue: Peer, name: str
 
 def test_registrations_are_refused_and_counted(guarded: Fleet) -> None:
     nodes = len(guarded.state.get_node_info())
+    before = guarded.refused().get("unauthenticated", 0)
     assert ATTACKS["registrations"](guarded.stranger(), count=50).startswith("0 of 50")  # type: ignore[call-arg]
     assert len(guarded.state.get_node_info()) == nodes
+    assert guarded.refused()["unauthenticated"] - before >= 50
 
 
 def test_a_key_that_was_registered_a_moment_ago_is_let_in(guarded: Fleet) -> None:

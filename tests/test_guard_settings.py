@@ -1,0 +1,85 @@
+"""The guard's settings, its log, and the Flower that it knows."""
+
+import importlib.metadata
+import logging
+from pathlib import Path
+
+import pytest
+
+from guard import flower
+from guard.connections import address_of
+from guard.limits import Limits, table
+from guard.superlink import rotate
+
+
+def test_the_page_has_the_limits_and_their_reasons(repository: Path) -> None:
+    page = (repository / "docs" / "security.md").read_text()
+    assert "\n".join(table()) in page
+
+
+def test_a_limit_is_changed_by_its_name() -> None:
+    changed = Limits.changed(["key-calls=3", "request-bytes=1e6"])
+    assert (changed.key_calls, changed.request_bytes) == (3, 1e6)
+    assert changed.key_connections == Limits().key_connections
+
+
+@pytest.mark.parametrize(
+    "setting", ["key-calls", "key-calls=", "key-calls=0", "key-calls=-1", "key-calls=nan", "x=1"]
+)
+def test_a_wrong_limit_is_one_line(setting: str) -> None:
+    with pytest.raises(ValueError, match=f"^--limit {setting}: allowed"):
+        Limits.changed([setting])
+
+
+def test_another_flower_is_refused_by_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    flower.check_version()
+    monkeypatch.setattr(importlib.metadata, "version", lambda _: "1.35.0")
+    with pytest.raises(flower.NotThisFlower, match=r"flwr 1\.35\.0 .* install flwr >=1\.33,<1\.35"):
+        flower.check_version()
+
+
+def test_lines_of_the_log_are_cut(caplog: pytest.LogCaptureFixture) -> None:
+    logger = logging.getLogger("flwr")
+    before = list(logger.filters)
+    try:
+        flower.cut_log_lines(100)
+        logger.error("Attempted to register %r", b"\xff" * 10_000)
+        try:
+            raise ValueError("y" * 10_000)
+        except ValueError:
+            logger.exception("it failed")
+    finally:
+        logger.filters[:] = before
+    long, failed = (record for record in caplog.records if record.name == "flwr")
+    assert len(long.getMessage()) < 200
+    assert long.getMessage().endswith("(40025 characters)")
+    assert len(failed.getMessage()) < 200
+    assert failed.getMessage().startswith("it failed: ValueError: yyy")
+    assert failed.exc_info is None
+
+
+def test_a_log_is_begun_anew_and_one_old_one_kept(tmp_path: Path) -> None:
+    log = tmp_path / "superlink.log"
+    with log.open("ab", buffering=0) as output:
+        output.write(b"first\n")
+        assert not rotate(output.fileno(), 100)
+        output.write(b"x" * 100)
+        assert rotate(output.fileno(), 100)
+        output.write(b"second\n")
+    assert log.read_bytes() == b"second\n"
+    assert (tmp_path / "superlink.log.1").read_bytes() == b"first\n" + b"x" * 100
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["superlink.log", "superlink.log.1"]
+
+
+@pytest.mark.parametrize(
+    ("peer", "address"),
+    [
+        ("ipv4:127.0.0.1:5", ("127.0.0.1", 5)),
+        ("ipv6:%5B::1%5D:5", ("::1", 5)),
+        ("ipv6:[::ffff:198.51.100.2]:5", ("198.51.100.2", 5)),
+        ("ipv6:%5Bfe80::1%25eth0%5D:5", ("fe80::1", 5)),
+        ("unix:", ("", 0)),
+    ],
+)
+def test_who_grpc_says_it_is_is_who_the_kernel_says(peer: str, address: tuple[str, int]) -> None:
+    assert address_of(peer) == address
