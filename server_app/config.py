@@ -37,6 +37,9 @@ AlgorithmName = Literal[
     "rage",
     "fa-ld",
 ]
+# Beyond, epsilon's arithmetic overflows.
+_MOST_NOISE = 1e12
+
 CLIPPING_ALGORITHMS = (
     *("fat-clipping-pr", "fat-clipping-pi", "ce-fedavg", "model-clipping"),
     *PRIVATE_ALGORITHMS,
@@ -328,7 +331,10 @@ class RunConfig(BaseModel):
         description="delta of every (epsilon, delta); under a claim at most 1/num-clients.",
     )
     noise_multiplier: float = Field(
-        0.0, ge=0, description="z: the noise of a round's sum is N(0, (z clip-norm)^2); or epsilon."
+        0.0,
+        ge=0,
+        le=_MOST_NOISE,
+        description="z: the noise of a round's sum is N(0, (z clip-norm)^2); or epsilon.",
     )
     accountant: Literal["rdp", "prv", "pld"] = Field(
         "rdp", description="Who computes epsilon; prv and pld are tighter and slower."
@@ -374,10 +380,13 @@ class RunConfig(BaseModel):
         "noised sum is divided by batch-size. Both fixed beforehand, never by what a client has.",
     )
     dp_sgd_noise_multiplier: float = Field(
-        1.0, gt=0, description="local-dp-sgd: noise of a step, in multiples of dp-sgd-clip-norm."
+        1.0,
+        gt=0,
+        le=_MOST_NOISE,
+        description="local-dp-sgd: noise of a step, in multiples of dp-sgd-clip-norm.",
     )
     dp_sgd_clip_norm: float = Field(
-        1.0, gt=0, description="local-dp-sgd: longest gradient of one example."
+        1.0, ge=1e-12, le=1e12, description="local-dp-sgd: longest gradient of one example."
     )
 
     # The adversary (simulated, or run by the Byzantine nodes of a cluster).

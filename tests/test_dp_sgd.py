@@ -323,6 +323,8 @@ def test_a_seed_leaves_no_figure(tmp_path: Path) -> None:
         ({"dp-sgd-sample-rate": 0.0}, "dp-sgd-sample-rate = 0.0 with batch-size = 32"),
         ({"dp-sgd-sample-rate": 1e-12}, "a rate of at least 1e-09"),
         ({"dp-sgd-sample-rate": 1.5}, "dp-sgd-sample-rate = 1.5"),
+        ({"dp-sgd-clip-norm": 1e-320}, "dp-sgd-clip-norm = 1e-320 is not allowed"),
+        ({"dp-sgd-noise-multiplier": 1e200}, "dp-sgd-noise-multiplier = 1e+200 is not allowed"),
         ({"batch-size": 0}, "batch-size = 0 is not allowed with local-dp-sgd"),
         ({"weighting": "num-examples"}, "weighting = num-examples breaks the claim"),
     ],

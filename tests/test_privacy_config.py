@@ -385,3 +385,10 @@ def test_a_ledger_that_is_not_there_is_told(
         private_run(tmp_path / folder, Console(width=500), ledger=str(ledger))
         line = f"warning: ledger {ledger} does not exist: a new one begins there"
         assert (line in capsys.readouterr().out) == told
+
+
+def test_more_noise_than_arithmetic_stands_is_refused() -> None:
+    """1e200 ended in a traceback."""
+    with pytest.raises(ConfigError, match=r"noise-multiplier = 1e\+200 is not allowed") as caught:
+        make_config({**DP, "noise-multiplier": 1e200})
+    assert "\n" not in str(caught.value)
