@@ -12,7 +12,14 @@ from launch.calibrate import app as calibrate_app
 from launch.certs import certs
 from launch.client import client
 from launch.interrupts import termination_unwinds
-from launch.output import AsJson, Quiet, failures_told, people_console, print_json
+from launch.output import (
+    AsJson,
+    Quiet,
+    failures_told,
+    people_console,
+    print_json,
+    tell_how_to_go_on,
+)
 from launch.recipes import recipe_config
 from launch.register import register, unregister
 from launch.run_remote import follow, run, stop
@@ -357,6 +364,7 @@ def main() -> None:
         if not isinstance(error, known):
             raise
         print(f"failed: {error}", file=sys.stderr)
+        tell_how_to_go_on(error)
         sys.exit(1)
     except SystemExit as end:
         # Typer has made an exit of KeyboardInterrupt.

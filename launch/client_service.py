@@ -25,6 +25,8 @@ _CANNOT = re.compile(r"client \d+ (cannot take part|does not \w+) in run \d+: .*
 _ROUND = re.compile(r"\[RUN (\d+), ROUND (\d+)\]")
 # Flower's codes: nodes must be registered, and: this node cannot be activated.
 _CODE = re.compile(r'"code": (\d+)')
+# What a call to the server failed with, in the last words of a SuperNode.
+_FAILED = re.compile(r"status = StatusCode\.(\w+)")
 _NO_KEY, _KEY_REFUSED = "2001", "2004"
 _KEY_UNREADABLE = "Unable to parse the private key"
 
@@ -166,6 +168,12 @@ class Watch:
             self._raise_if_hopeless()
             if self._complaint == _KEY_REFUSED:
                 return self._refused()
+        failed = _FAILED.search(tail.rpartition("successfully")[2])
+        if connected and failed is not None:
+            return (
+                f"{self._settings.server} failed in a call ({failed.group(1)}): it is overloaded, "
+                "or its database locked, or its disk full; its operator finds more in state/logs"
+            )
         # Flower ends a node in good order when the server stops taking its signature.
         if connected and status == 0:
             return (
@@ -198,4 +206,4 @@ class Watch:
         if now - since >= self._settings.patience:
             raise Refused(reason)
         patience = self._settings.patience
-        return f"{reason}; it is tried again for {patience:g} s" if first else ""
+        return f"{reason}; it is tried again for {patience:g} s (--patience)" if first else ""

@@ -22,6 +22,7 @@ from server_app.folder_place import create_folder
 from server_app.operator_log import longest_run
 from server_app.privacy import privacy_of_dead_run
 from server_app.privacy_checks import claims_privacy
+from server_app.resume import note_resumable
 from server_app.run import RunFailed, prepare
 from server_app.run_folder import read_metrics, read_summary, write_failure
 from server_app.run_report import publish
@@ -106,12 +107,12 @@ def _failure_on_record(ready: _Ready) -> Iterator[None]:
     """What ends the run before its time is written to its folder."""
     try:
         yield
-    except KeyboardInterrupt:
-        _fail(ready.folder, ready.config, "interrupted")
+    except (KeyboardInterrupt, SystemExit) as end:
+        _fail(ready, "interrupted" if isinstance(end, KeyboardInterrupt) else "terminated")
+        note_resumable(end, ready.folder)
         raise
     except (DeploymentError, TimeoutError) as error:
-        _fail(ready.folder, ready.config, str(error))
-        raise RunFailed(str(error)) from error
+        raise _failed(ready, str(error)) from error
 
 
 def _run(flower: FlowerCluster, ready: _Ready, console: Console) -> tuple[RunStatus, float]:
@@ -121,7 +122,17 @@ def _run(flower: FlowerCluster, ready: _Ready, console: Console) -> tuple[RunSta
     timed = not claims_privacy(ready.config)
     with RoundPrinter(console, ready.config.num_server_rounds, timed=timed) as printer:
         tail = _MetricsTail(ready.folder, printer, ready.done)
-        status = flower.wait(run_id, longest_run(ready.config), lambda _: tail.show_new())
+        told: set[int] = set()
+
+        def look(_status: RunStatus) -> None:
+            tail.show_new()
+            deaths = flower.deaths()
+            for index in deaths.keys() - told:
+                text = f"  client {index} is gone: {deaths[index]}"
+                console.print(text, markup=False, highlight=False, soft_wrap=True)
+            told.update(deaths)
+
+        status = flower.wait(run_id, longest_run(ready.config), look)
         tail.show_new()
     return status, time.monotonic() - began
 
@@ -131,14 +142,22 @@ def _summary(ready: _Ready, status: RunStatus, seconds: float) -> dict[str, Any]
     if not status.completed or summary is None:
         reason = summary.get("reason") if summary else None
         reason = reason or f"Flower says {status} {status.details}".strip()
-        _fail(ready.folder, ready.config, reason)
-        raise RunFailed(f"{reason} (see {ready.folder / 'logs'})")
+        raise _failed(ready, reason, f" (see {ready.folder / 'logs'})")
     if summary["wall_seconds"] is not None:
         summary["wall_seconds"] = round(seconds, 3)
     return summary
 
 
-def _fail(folder: Path, config: RunConfig, reason: str) -> None:
+def _failed(ready: _Ready, reason: str, where: str = "") -> RunFailed:
+    """The error with which the run ends, once its folder says so too."""
+    _fail(ready, reason)
+    error = RunFailed(f"{reason}{where}")
+    note_resumable(error, ready.folder)
+    return error
+
+
+def _fail(ready: _Ready, reason: str) -> None:
+    folder, config = ready.folder, ready.config
     written = write_failure(folder, config, reason, privacy_of_dead_run(config, folder))
     if written and config.report:
         publish(folder)

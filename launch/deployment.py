@@ -14,6 +14,7 @@ from .control_api import ControlApi, is_serving
 from .flower_programs import python_command
 from .ports import LOOPBACK, free_loopback_ports
 from .processes import ProcessGroup, ProcessKeeper
+from .supervisor import obituary
 from .workplace import (
     CLUSTER_VARIABLE,
     NODE_VARIABLE,
@@ -85,9 +86,11 @@ class Deployment:
         self._fork_servers: list[ProcessGroup] = []
         self._server_side: list[ProcessGroup] = []
         self._fleet_address = ""
+        self._patience = 0.0
 
     def start(self, seconds: float) -> ControlApi:
         """Start everything; returns when all nodes are online. DeploymentError after `seconds`."""
+        self._patience = seconds
         deadline = time.monotonic() + seconds
         # They name who answered, and when.
         self.logs.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -124,7 +127,18 @@ class Deployment:
         for group in [*self._fork_servers, *self._server_side]:
             if not group.alive:
                 raise DeploymentError(_obituary(group))
+        deaths = self.deaths()
+        if deaths and len(deaths) == len(self._nodes):
+            raise DeploymentError(f"no client is left: {'; '.join(deaths.values())}")
         self._keeper.forget_ended()
+
+    def deaths(self) -> dict[int, str]:
+        """How each node that runs no more has ended, by its index."""
+        return {
+            index: obituary(group.name, group.returncode, group.tail())
+            for index, group in enumerate(self.supernodes)
+            if not group.alive
+        }
 
     def stop(self, hurry: Callable[[], bool]) -> None:
         """End everything: politely, or at once when `hurry()`; a few seconds at most."""
@@ -145,7 +159,9 @@ class Deployment:
         while not condition():
             self.check()
             if time.monotonic() > deadline:
-                raise DeploymentError(f"{otherwise}, and the start has timed out; see {self.logs}")
+                raise DeploymentError(
+                    f"{otherwise} within {self._patience:g} s (start-timeout); see {self.logs}"
+                )
             time.sleep(0.03)
 
     def _start_fork_server(self, name: str, socket: Path, modules: Sequence[str]) -> None:

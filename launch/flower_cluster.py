@@ -175,7 +175,11 @@ class FlowerCluster:
 
     def dead_nodes(self) -> list[int]:
         """Indices of the nodes whose SuperNode has ended."""
-        return [index for index, node in enumerate(self._running().supernodes) if not node.alive]
+        return list(self.deaths())
+
+    def deaths(self) -> dict[int, str]:
+        """How these have ended, in one line each, by index."""
+        return self._running().deaths()
 
     def kill_node(self, index: int) -> None:
         """SIGKILL a SuperNode, as a power cut would."""

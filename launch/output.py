@@ -1,6 +1,8 @@
 """What a command says: to people while it works, and at its end to whoever called it."""
 
 import json
+import shlex
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Annotated, Any
@@ -30,10 +32,29 @@ def print_json(result: Mapping[str, Any]) -> None:
 
 @contextmanager
 def failures_told(as_json: bool) -> Iterator[None]:
-    """With --json also a run that fails says so on stdout, as an object with status and reason."""
+    """With --json also a run that fails says so on stdout, as an object with status and reason.
+
+    One that was interrupted says how to go on with it; a failed one does so after its reason.
+    """
     try:
         yield
     except RuntimeError as error:
         if as_json:
             print_json({"status": "failed", "reason": str(error)})
         raise
+    except (KeyboardInterrupt, SystemExit) as end:
+        tell_how_to_go_on(end)
+        raise
+
+
+def tell_how_to_go_on(error: BaseException) -> None:
+    """The command that resumes the run that ended with `error`, if there is one."""
+    from server_app.resume import resumable
+
+    if folder := resumable(error):
+        print(f"to go on with it: {again_with_resume(folder)}", file=sys.stderr)
+
+
+def again_with_resume(folder: str) -> str:
+    """This command once more, with the run folder to go on in."""
+    return shlex.join(["blackthorn", *sys.argv[1:], "--set", f"resume={folder}"])

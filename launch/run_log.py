@@ -9,6 +9,8 @@ from typing import Any
 from server_app.operator_log import PREFIX
 
 _REFUSED = re.compile(r"(?:(client \d+) on )?(node \d+) did not enrol: ")
+# Ours from the first character on: what a client writes stands behind other words.
+_WAITS = re.compile(r"(waiting for \d+ clients|nobody is connected|\d+ clients are connected: ).*")
 _HELD = re.compile(r"client (\d+) is held by node (\d+)$")
 
 
@@ -20,6 +22,7 @@ class RunLog:
     rounds: int = 0
     last_round: int = 0
     longest_seconds: float | None = None
+    resumable: bool = False
     summary: dict[str, Any] | None = None
     failure: str | None = None
     misconfigured: bool = False
@@ -40,11 +43,14 @@ class RunLog:
                 self._refuse(refused.group(1) or refused.group(2), line[refused.end() :])
             elif prefix:
                 yield from self._told(content)
+            elif waits := _WAITS.match(line):
+                self._news.append(waits.group())
             elif held := _HELD.search(line):
                 self.nodes[int(held.group(1))] = int(held.group(2))
 
     def news(self) -> list[str]:
-        """Who could not enrol and why, a line each; what was told before only if it changed."""
+        """Whom the run waits for, who could not enrol and why, a line each; what was told of one
+        before only if it changed."""
         news, self._news = self._news, []
         return news
 
@@ -61,6 +67,7 @@ class RunLog:
         if kind == "run":
             self.folder, self.rounds = value["folder"], value["rounds"]
             self.longest_seconds = value["longest-seconds"]
+            self.resumable = value.get("resumable", False)
         elif kind == "summary":
             self.summary = value
         elif kind == "failed":

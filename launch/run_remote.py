@@ -5,6 +5,7 @@ import sys
 import sysconfig
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,6 +20,7 @@ from launch.operator_options import (
     Server,
     connection,
 )
+from launch.output import again_with_resume
 from server_app.config import ConfigError, RunConfig
 
 if TYPE_CHECKING:
@@ -64,7 +66,8 @@ def run(
         run_id = _submit(config, to)
         typer.echo(f"run {run_id} has started")
         if follow:
-            raise typer.Exit(watch(control, run_id, _again("follow", run_id, to)))
+            again = _again("follow", run_id, to)
+            raise typer.Exit(watch(control, run_id, again, again_with_resume))
         typer.echo(f"see how it goes: {_again('follow', run_id, to)}")
 
 
@@ -82,7 +85,8 @@ def follow(
     to = connection(server, ca, insecure, i_know)
     with to.open() as control:
         _check_known(control, run_id)
-        raise typer.Exit(watch(control, run_id, _again("follow", run_id, to)))
+        again = _again("follow", run_id, to)
+        raise typer.Exit(watch(control, run_id, again, lambda folder: _go_on(folder, to)))
 
 
 def stop(
@@ -101,8 +105,11 @@ def stop(
         typer.echo("stopped" if control.stop(run_id) else "it had ended before")
 
 
-def watch(control: "ControlApi", run_id: int, again: str) -> int:
-    """Print the run's rounds, and which clients cannot take part, until it has ended.
+def watch(control: "ControlApi", run_id: int, again: str, go_on: Callable[[str], str]) -> int:
+    """Print the run's rounds, whom it waits for, and which clients cannot take part, to its end.
+
+    `again` is the command that looks at it once more, `go_on` gives the one that goes on with the
+    failed run in a folder.
 
     Returns its exit code: 0, 1 failed, 2 misconfigured, 130 for Ctrl-C.
     """
@@ -129,7 +136,7 @@ def watch(control: "ControlApi", run_id: int, again: str) -> int:
             for line in log.news():
                 _say(line)
             if status is not None and status.finished:
-                return _tell_end(log, status)
+                return _tell_end(log, status, go_on)
             if time.monotonic() - began > (log.longest_seconds or _START_SECONDS):
                 _say(f"the run has not ended in the time it may take; look again with: {again}")
                 return 1
@@ -138,7 +145,7 @@ def watch(control: "ControlApi", run_id: int, again: str) -> int:
         return 130
 
 
-def _tell_end(log: "RunLog", status: "RunStatus") -> int:
+def _tell_end(log: "RunLog", status: "RunStatus", go_on: Callable[[str], str]) -> int:
     if log.folder:
         here = " (on this machine)" if Path(log.folder).is_dir() else " (on the server)"
         typer.echo(f"run folder: {log.folder}{here}")
@@ -149,6 +156,8 @@ def _tell_end(log: "RunLog", status: "RunStatus") -> int:
         return 0
     reason = log.failure or f"{status} {status.details}".strip()
     _say(f"error: {reason}" if log.misconfigured else f"failed: {reason}")
+    if log.resumable and not log.misconfigured:
+        _say(f"to go on with it: {go_on(log.folder)}")
     return 2 if log.misconfigured else 1
 
 
@@ -208,8 +217,19 @@ def _check_known(control: "ControlApi", run_id: int) -> None:
 
 
 def _again(command: str, run_id: int, to: Connection) -> str:
+    return f"blackthorn {command} {run_id} {_where(to)}"
+
+
+def _go_on(folder: str, to: Connection) -> str:
+    """The folder's own recipe where it is on this machine."""
+    config = Path(folder) / "config.toml"
+    recipe = config if config.exists() else "RECIPE"
+    return f"blackthorn run {recipe} {_where(to)} --set resume={folder}"
+
+
+def _where(to: Connection) -> str:
     trust = f"--ca {to.ca}" if to.ca else "--insecure"
-    return f"blackthorn {command} {run_id} --server {to.address} {trust}"
+    return f"--server {to.address} {trust}"
 
 
 def _say(text: str) -> None:

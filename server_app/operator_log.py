@@ -3,7 +3,7 @@
 Flower hands that output to whoever asks the Control API for it, wherever the ServerApp runs.
 A line is PREFIX and an object with one key, which says what it is:
 
-    {"run": {"folder", "rounds", "longest-seconds"}}      the run begins
+    {"run": {"folder", "rounds", "longest-seconds", "resumable"}}     the run begins
     {"round": {...}}                                      as in metrics.jsonl and operator.jsonl
     {"summary": {...}}                                    the content of summary.json
     {"failed": {"reason", "configuration"}}               why it ended
@@ -37,7 +37,7 @@ def tell_start(config: RunConfig, folder: Path) -> None:
     longest = longest_run(config)
     rounds = config.num_server_rounds
     content = {"folder": str(folder.resolve()), "rounds": rounds, "longest-seconds": longest}
-    tell("run", content)
+    tell("run", {**content, "resumable": config.state_every != 0})
 
 
 def tell_round(report: "RoundReport") -> None:

@@ -1,5 +1,6 @@
 """Whether a run can be resumed, and from where."""
 
+import contextlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ from server_app.privacy_checks import is_noised
 from server_app.rounds_on_record import rounds_begun
 from server_app.run_folder import METRICS, read_summary
 from server_app.state_files import Saved, read_saved
+
+_NOTE = "resume = "
 
 # What a resumed run may have otherwise than before: nothing here changes what it computes.
 _FREE = (
@@ -31,6 +34,20 @@ def read_resumed(config: RunConfig) -> Saved:
             raise
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise ConfigError(f"resume = {config.resume} is not allowed: {reason}") from None
+
+
+def note_resumable(error: BaseException, folder: Path) -> None:
+    """Let `error` know, for whoever reports it, that the run in the folder can be resumed."""
+    with contextlib.suppress(OSError, ValueError):
+        saved = read_saved(folder)
+        if saved is not None and saved.state.server_round < saved.config["num-server-rounds"]:
+            error.add_note(f"{_NOTE}{folder}")
+
+
+def resumable(error: BaseException) -> str:
+    """The folder of the run that ended with `error` and can be resumed; empty: it cannot."""
+    notes = getattr(error, "__notes__", ())
+    return next((note.removeprefix(_NOTE) for note in notes if note.startswith(_NOTE)), "")
 
 
 def how_it_goes_on(saved: Saved) -> str:

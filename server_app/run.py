@@ -31,7 +31,7 @@ from server_app.privacy import (
     spent_so_far,
 )
 from server_app.privacy_checks import claims_sample_privacy, is_noised
-from server_app.resume import how_it_goes_on, read_resumed
+from server_app.resume import how_it_goes_on, note_resumable, read_resumed
 from server_app.run_counts import last_report
 from server_app.run_folder import RunFolder
 from server_app.run_report import publish
@@ -141,6 +141,7 @@ def execute(
         folder.finish("failed", _reason(error))
         if config.report:
             publish(prepared.folder)
+        note_resumable(error, prepared.folder)
         raise
     summary = folder.finish("completed")
     if config.report:

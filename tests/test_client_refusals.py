@@ -8,7 +8,9 @@ import pytest
 from flwr.app import Context, Message, RecordDict
 
 from client_app.app import app
-from launch.client_service import AppWatch
+from launch.addresses import Address
+from launch.client import ClientSettings
+from launch.client_service import AppWatch, Watch
 from launch.recipes import recipe_config
 from server_app.config import to_mapping
 from strategies.enrolment import CannotTakePart, read_enrolment
@@ -61,3 +63,45 @@ def test_the_client_s_terminal_says_it_once_a_run(capsys: pytest.CaptureFixture[
     ]
     watch.line("ERROR : client 3 does not train in run 78: round 2 comes after round 2")
     assert "client 3 does not train in run 78: round 2" in capsys.readouterr().err
+
+
+# The ends of SuperNodes' logs: of one whose call failed, and of one that was sent away.
+FAILED_CALL = """INFO :      Sent successfully
+ERROR :     <_InactiveRpcError of RPC that terminated with:
+\tstatus = StatusCode.INTERNAL
+\tdetails = "Internal server error."
+\tdebug_error_string = "INTERNAL:Internal server error."
+>"""
+SENT_AWAY = """ERROR :     Failed to receive message 17: <_InactiveRpcError:
+\tstatus = StatusCode.INTERNAL
+>
+INFO :      Sent successfully
+INFO :      SuperNode terminated gracefully."""
+
+
+@pytest.mark.parametrize(
+    ("tail", "reason"),
+    [
+        (FAILED_CALL, "failed in a call (INTERNAL): it is overloaded, or its database locked"),
+        (SENT_AWAY, "has sent this client away: its key was unregistered there"),
+    ],
+)
+def test_a_client_says_what_ended_its_connection(tmp_path: Path, tail: str, reason: str) -> None:
+    settings = ClientSettings(
+        server=Address("fl.example.org", 9092),
+        client_id=0,
+        ca=None,
+        key=None,
+        data=None,
+        data_dir=None,
+        logs=tmp_path,
+        patience=90.0,
+        program=None,
+        warm=False,
+        policy=None,
+        ledger=tmp_path / "ledger.json",
+    )
+    watch = Watch(settings)
+    watch.line("INFO :      SuperNode ID: 4711")
+    said = watch.end(0, tail)
+    assert said.startswith(f"fl.example.org:9092 {reason}")

@@ -3,7 +3,9 @@
 import contextlib
 import json
 import os
+import re
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,8 @@ from launch.cluster import cluster
 from launch.flower_cluster import FlowerCluster, Node
 from launch.recipes import recipe_config
 from server_app.config import RunConfig
+from server_app.resume import resumable
+from server_app.run import RunFailed
 from server_app.run_folder import read_metrics
 
 pytestmark = pytest.mark.deployment
@@ -128,6 +132,31 @@ def test_a_client_process_killed_in_mid_round(
     assert named
     assert all(rejection["reason"] for rejection in named)
     assert all(entry["replied"] >= CLIENTS - 1 for entry in entries)
+
+
+def test_a_cluster_whose_clients_have_all_died_ends_with_their_names(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not round for round until each deadline: a default run would go on for hours."""
+    options = {"num_clients": 2, "num_byzantine": 0, "attack": "none", "corrupt_fraction": 0.0}
+    config = configuration(repository, tmp_path, num_server_rounds=100_000, **options)
+    died: list[float] = []
+
+    def kill_all(flower: FlowerCluster) -> None:
+        if not died and [entry for entry in read_metrics(tmp_path) if entry["round"] == 1]:
+            for index in range(2):
+                flower.kill_node(index)
+            died.append(time.monotonic())
+
+    _on_every_tick(monkeypatch, kill_all)
+    with pytest.raises(RunFailed) as ended:
+        cluster(config, Console(quiet=True))
+    assert time.monotonic() - died[0] < DEADLINE
+    assert re.fullmatch(
+        r"no client is left: supernode-0 was killed by signal 9: .*; supernode-1 was killed.*",
+        str(ended.value),
+    )
+    assert resumable(ended.value) == str(tmp_path)
 
 
 def _on_every_tick(monkeypatch: pytest.MonkeyPatch, act: Callable[[FlowerCluster], None]) -> None:

@@ -1,6 +1,7 @@
 """The `blackthorn` command: exit codes, one line for a mistake, and what a run leaves."""
 
 import json
+import shlex
 import signal
 import subprocess
 import sys
@@ -176,7 +177,27 @@ def test_a_run_that_is_stopped_says_so_and_leaves_a_summary(
     )
     until(lambda: len(read_metrics(folder)) > 1 or process.poll() is not None, 120)
     process.send_signal(number)
-    assert process.communicate(timeout=60)[1].strip().splitlines()[-1] == said
+    go_on, last = process.communicate(timeout=60)[1].strip().splitlines()
+    assert last == said
     assert process.returncode == code
     summary = json.loads((folder / "summary.json").read_text())
     assert (summary["status"], summary["reason"]) == ("failed", said)
+    goes_on_after(go_on.removeprefix("to go on with it: "), folder, repository)
+
+
+def goes_on_after(command: str, folder: Path, repository: Path) -> None:
+    """The command that was printed goes on with the run, and is stopped again."""
+    before = read_metrics(folder)[-1]["round"]
+    program, *arguments = shlex.split(command)
+    assert program == "blackthorn"
+    again = subprocess.Popen([sys.executable, "-m", program, *arguments], cwd=repository)
+    until(lambda: last_round(folder) > before + 1 or again.poll() is not None, 120)
+    again.terminate()
+    assert again.wait(60) == 143
+    [after] = json.loads((folder / "summary.json").read_text())["resumed_after"]
+    assert after <= before
+    assert [e["round"] for e in read_metrics(folder)] == list(range(last_round(folder) + 1))
+
+
+def last_round(folder: Path) -> int:
+    return max((entry["round"] for entry in read_metrics(folder)), default=-1)

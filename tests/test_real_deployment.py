@@ -266,9 +266,13 @@ def test_a_failed_run_ends_with_1(
     assert code == 1
     assert "failed: 3 of 5 clients connected within 20 s (start-timeout); missing: 3, 4" in errors
     wrong = "x has shape (50, 20), allowed is (n, 1, 8, 8): the task's input-shape is 1,8,8"
-    told, *_, failed = errors.splitlines()
-    assert told == f"client 3: data-path 'data.npz': {wrong}"
+    *_, failed, go_on = errors.splitlines()
+    told = f"client 3: data-path 'data.npz': {wrong}"
+    assert told in errors.splitlines()
     assert failed.endswith(f"; {told}")
+    assert "waiting for 5 clients, 3 are connected: 20 s (start-timeout) at most" in errors
+    assert go_on.startswith("to go on with it: blackthorn run ")
+    assert "--set resume=" in go_on
     assert misfit.text().count("cannot take part in run") == 1
     assert f"data-path '{data}': {wrong}" in misfit.text()
 

@@ -41,3 +41,26 @@ def test_who_holds_which_client() -> None:
     log = RunLog()
     list(log.read("client 3 is held by node 12\n" + "half a line"))
     assert log.nodes == {3: 12}
+
+
+def test_whom_a_run_waits_for_is_news() -> None:
+    log = RunLog()
+    lines = [
+        "waiting for 4 clients, 0 are connected: 120 s (start-timeout) at most",
+        "client 1 is held by node 17",
+        "node 18 did not enrol: nobody is connected",
+        "nobody is connected: the run pauses, for 120 s (start-timeout) at most",
+        "2 clients are connected: the run goes on",
+    ]
+    list(log.read("\n".join(lines) + "\n"))
+    assert log.news() == [lines[0], "node 18: nobody is connected", lines[3], lines[4]]
+
+
+def test_a_round_that_is_told_again_counts_once() -> None:
+    log = RunLog()
+    rejected = [{"client": 1, "reason": "late"}]
+    lines = [told("round", {"round": number, "rejected": rejected}) for number in (0, 1, 0, 1, 2)]
+    # Under a privacy claim the record that is told again has nothing of single clients.
+    lines.append(told("round", {"round": 3}))
+    assert [entry["round"] for entry in log.read("".join(lines))] == [0, 1, 2, 3]
+    assert log.rejections == {1: 3}
