@@ -366,6 +366,11 @@ def main() -> None:
         print(f"failed: {error}", file=sys.stderr)
         tell_how_to_go_on(error)
         sys.exit(1)
+    except OSError as error:
+        # A full disk, or a TMPDIR that cannot be used, wherever it was needed.
+        where = f": {error.filename}" if error.filename else ""
+        print(f"failed: {error.strerror or error}{where}", file=sys.stderr)
+        sys.exit(1)
     except SystemExit as end:
         # Typer has made an exit of KeyboardInterrupt.
         if end.code in _SIGNALLED:

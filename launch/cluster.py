@@ -158,9 +158,11 @@ def _failed(ready: _Ready, reason: str, where: str = "") -> RunFailed:
 
 def _fail(ready: _Ready, reason: str) -> None:
     folder, config = ready.folder, ready.config
-    written = write_failure(folder, config, reason, privacy_of_dead_run(config, folder))
-    if written and config.report:
-        publish(folder)
+    # On a full disk this cannot be written either.
+    with contextlib.suppress(OSError):
+        written = write_failure(folder, config, reason, privacy_of_dead_run(config, folder))
+        if written and config.report:
+            publish(folder)
 
 
 def _set_logs_aside(folder: Path) -> None:

@@ -96,8 +96,10 @@ def _checked_limits(limits: list[str]) -> tuple[str, ...]:
 
 
 def serve(settings: ServerSettings) -> None:
-    """Run until a signal comes. Raises ConfigError before anything is started."""
+    """Run until a signal comes. Raises ConfigError before anything is started; NotYet where the
+    disk is full."""
     from launch.certificates import CertificateError, check_server_files
+    from launch.server_programs import check_space
 
     if settings.certs is not None:
         try:
@@ -106,6 +108,7 @@ def serve(settings: ServerSettings) -> None:
             raise ConfigError(str(error)) from error
     make_folder(settings.state, "--state")
     with _only_one(settings.state):
+        check_space(settings.state)
         _check_free(settings.fleet, "--bind/--port")
         _check_free(settings.control, "--control")
         _run(settings)

@@ -1,6 +1,7 @@
 """The two programs of a server, as Flower's own command lines, and their ends in our words."""
 
 import os
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,11 +11,13 @@ from server_app.interrupted import NOTES_VARIABLE
 from . import certificates, serverapp_process, superlink_store
 from .addresses import Address
 from .service import say
-from .supervisor import Program, obituary
+from .supervisor import NotYet, Program, obituary
 
 if TYPE_CHECKING:
     from .server import ServerSettings
 
+# A database that cannot grow loses what clients and runs report.
+_LEAST_BYTES = 16 * 2**20
 _ENDS = {
     "already in use": "another program took the port in the meantime",
     "database schema does not match": (
@@ -24,6 +27,7 @@ _ENDS = {
     "database disk image is malformed": "superlink.db is damaged: restore it or move it away",
     "database is locked": "another program uses superlink.db",
     "No space left on device": "the disk is full",
+    "database or disk is full": "the disk is full",
 }
 
 
@@ -62,7 +66,24 @@ def superlink_program(
         command += ["--ssl-certfile", str(settings.certs / certificates.SERVER_CERTIFICATE)]
         command += ["--ssl-keyfile", str(settings.certs / certificates.SERVER_KEY)]
         command += ["--enable-supernode-auth"]
-    return Program("superlink", command, env, on_line=superlink_news, on_end=superlink_end)
+    return Program(
+        "superlink",
+        command,
+        env,
+        before=lambda: check_space(settings.state),
+        on_line=superlink_news,
+        on_end=superlink_end,
+    )
+
+
+def check_space(state: Path) -> None:
+    """Raises NotYet where the disk is full."""
+    left = shutil.disk_usage(state).free
+    if left < _LEAST_BYTES:
+        raise NotYet(
+            f"the disk of --state {state} is full: {left // 2**20} MiB are left, "
+            f"{_LEAST_BYTES // 2**20} are needed"
+        )
 
 
 def superexec_program(apps: Address, secret: Path, env: Mapping[str, str]) -> Program:

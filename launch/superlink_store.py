@@ -80,7 +80,7 @@ def _look(state: Any, folder: Path, deaths: dict[int, int], go_on: bool) -> list
         model.token.is_not(None),
         flower._task_status_filter(Status.RUNNING),
     )
-    failed = []
+    failed, counted = [], dict(deaths)
     with state.session() as session:
         for task in session.scalars(running).all():
             if is_alive(folder, task.token):
@@ -89,9 +89,9 @@ def _look(state: Any, folder: Path, deaths: dict[int, int], go_on: bool) -> list
                 continue
             forget(folder, task.token)
             soon = now - task.running_at < SOON
-            deaths[task.task_id] = deaths.get(task.task_id, 0) + 1 if soon else 1
+            counted[task.task_id] = counted.get(task.task_id, 0) + 1 if soon else 1
             said = NEWS + f"the ServerApp of run {flower.int64_to_uint64(task.run_id)} has died"
-            if go_on and deaths[task.task_id] < DEATHS:
+            if go_on and counted[task.task_id] < DEATHS:
                 log(WARNING, said + "; the run goes on")
                 # A node that waits for the rest of a message would wait for minutes.
                 state.cleanup_run(flower.int64_to_uint64(task.run_id))
@@ -100,6 +100,8 @@ def _look(state: Any, folder: Path, deaths: dict[int, int], go_on: bool) -> list
                 log(WARNING, said + "; the run has failed")
                 task.active_until = now - _LEASE
                 failed.append(task.task_id)
+    # Now it is stored: on a full disk the same death would come again and again.
+    deaths.update(counted)
     return failed
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from server_app.client_history import CLIENTS
 from server_app.config import ConfigError, RunConfig
 from server_app.privacy_checks import claims_privacy
+from server_app.state_files import forget_all
 from strategies.durable_file import private_folder
 
 CONFIG = "config.toml"
@@ -85,6 +86,13 @@ def create_folder(folder: Path, config: RunConfig) -> None:
             folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise _unwritable(folder, error) from None
+
+
+def forget_begun(folder: Path) -> None:
+    """Remove what a run writes before its first round, so that another may begin there."""
+    for name in (METRICS, CLIENTS, OPERATOR, CONFIG):
+        (folder / name).unlink(missing_ok=True)
+    forget_all(folder)
 
 
 def hide_times(folder: Path, *written: Path) -> None:

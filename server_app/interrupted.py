@@ -8,9 +8,9 @@ import json
 import os
 from pathlib import Path
 
-from server_app.client_history import CLIENTS
 from server_app.config import RunConfig
-from server_app.run_folder import METRICS, OPERATOR, read_metrics
+from server_app.folder_place import forget_begun
+from server_app.run_folder import read_metrics
 from server_app.state_files import read_saved
 from strategies.durable_file import replace_file
 
@@ -53,6 +53,5 @@ def going_on(config: RunConfig, folder: Path) -> RunConfig:
         )
     else:
         # It had only just begun: these would be taken for another run's.
-        for name in (METRICS, CLIENTS, OPERATOR, "config.toml"):
-            (folder / name).unlink(missing_ok=True)
+        forget_begun(folder)
     return config.model_copy(update=update)

@@ -1,5 +1,6 @@
 """A file of JSON objects, one a line and a round, to which one process appends."""
 
+import contextlib
 import fcntl
 import json
 import math
@@ -20,6 +21,7 @@ class LineLog:
     """
 
     def __init__(self, path: Path, *, alone: bool = False, private: bool = False) -> None:
+        self._path = path
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT
         self._stream = os.fdopen(open_file(path, flags, private=private), "a+b")
         if alone and not _locked(self._stream.fileno()):
@@ -27,9 +29,18 @@ class LineLog:
             raise ConfigError(f"{path.parent} is in use by a run that has not ended")
 
     def append(self, entry: Mapping[str, Any]) -> None:
-        """Write a line; it survives this process, and after `sync` the machine too."""
-        self._stream.write(json.dumps(finite(dict(entry))).encode() + b"\n")
-        self._stream.flush()
+        """Write a line; it survives this process, and after `sync` the machine too.
+
+        Raises OSError, once and for all, where it cannot be written.
+        """
+        try:
+            self._stream.write(json.dumps(finite(dict(entry))).encode() + b"\n")
+            self._stream.flush()
+        except OSError as error:
+            # What is left in the buffer must not be tried again, at the end of the process.
+            with contextlib.suppress(OSError):
+                self._stream.close()
+            raise OSError(error.errno, error.strerror, str(self._path)) from error
 
     def sync(self) -> None:
         """Return when all lines are on disk."""

@@ -1,7 +1,8 @@
 """One run, whatever carries the messages: configuration -> strategy -> rounds -> run folder."""
 
+import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -124,29 +125,45 @@ def execute(
     """Run to the end and return summary.json's content; a failure is written there and raised.
 
     Raises RunFailed if no round changed the model, NotEnoughClients if too few connect in time,
-    NotEnoughReplies after fail-after rounds in a row with too few replies.
+    NotEnoughReplies after fail-after rounds in a row with too few replies. What cannot be written
+    is a RunFailed too.
     """
     config = prepared.config
     create_folder(prepared.folder, config)
     num_classes = prepared.problem.task.num_classes
     instruments = Instruments(config.instruments, num_classes, config.seed)
     trackers = make_trackers(config, prepared.folder)
-    folder = RunFolder(
-        prepared.folder, config, instruments, trackers, prepared.saved, prepared.own_values
-    )
+    with _unwritable_told():
+        folder = RunFolder(
+            prepared.folder, config, instruments, trackers, prepared.saved, prepared.own_values
+        )
     folder.warnings = prepared.warnings
     try:
-        _federate(prepared, grid, folder, observers)
+        with _unwritable_told():
+            _federate(prepared, grid, folder, observers)
     except BaseException as error:
-        folder.finish("failed", _reason(error))
-        if config.report:
-            publish(prepared.folder)
+        # On a full disk this cannot be written either.
+        with contextlib.suppress(OSError):
+            folder.finish("failed", _reason(error))
+            if config.report and not isinstance(error.__cause__, OSError):
+                publish(prepared.folder)
         note_resumable(error, prepared.folder)
         raise
-    summary = folder.finish("completed")
-    if config.report:
-        publish(prepared.folder)
+    with _unwritable_told():
+        summary = folder.finish("completed")
+        if config.report:
+            publish(prepared.folder)
     return summary
+
+
+@contextlib.contextmanager
+def _unwritable_told() -> Iterator[None]:
+    """RunFailed, one line, in place of an OSError: a full disk, for example."""
+    try:
+        yield
+    except OSError as error:
+        where = f": {error.filename}" if error.filename else ""
+        raise RunFailed(f"{error.strerror or error}{where}") from error
 
 
 def _federate(

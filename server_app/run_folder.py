@@ -24,6 +24,7 @@ from server_app.folder_place import (
     OPERATOR,
     SUMMARY,
     create_folder,
+    forget_begun,
     hide_times,
 )
 from server_app.line_log import LineLog, finite
@@ -91,8 +92,19 @@ class RunFolder:
         self._spent: Callable[[], Mapping[str, float]] = dict
         self._state: Callable[[], RunState] | None = None
         create_folder(path, config)
+        self._logs: dict[str, LineLog] = {}
+        try:
+            self._begin(saved, own)
+        except OSError:
+            if saved is None:
+                forget_begun(path)
+            raise
+
+    def _begin(self, saved: Saved | None, own: Mapping[str, Any]) -> None:
+        """Open the files, and write what is there before the first round."""
+        path, config = self.path, self._config
         # Also the lock: two runs must not write one folder.
-        self._logs = {METRICS: LineLog(path / METRICS, alone=True)}
+        self._logs[METRICS] = LineLog(path / METRICS, alone=True)
         beside = OPERATOR if claims_privacy(config) else CLIENTS
         self._logs[beside] = LineLog(path / beside, private=beside == OPERATOR)
         settings = to_mapping(config.model_copy(update={"resume": ""}))
@@ -125,7 +137,7 @@ class RunFolder:
     def _write_config(self, settings: Mapping[str, Any]) -> None:
         path = self.path / CONFIG
         began = path.stat().st_mtime_ns if path.exists() else time.time_ns()
-        path.write_text(tomli_w.dumps(dict(settings)), encoding="utf-8")
+        replace_file(path, tomli_w.dumps(dict(settings)).encode())
         # A run that is resumed began when it first did.
         os.utime(path, ns=(began, began))
 

@@ -13,18 +13,24 @@ def replace_file(path: Path, data: bytes, *, private: bool = False) -> None:
     """Put `data` in the place of the file `path`; content and name are on disk on return.
 
     It is written beside it, flushed, then renamed: a crash leaves the old file or the new one,
-    and at most a hidden `.NAME.part`. `private`: from the first byte for its owner alone.
+    and at most a hidden `.NAME.part`, an OSError (which names `path`) the old file alone.
+    `private`: from the first byte for its owner alone.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     part = part_of(path)
     # Never the file that a crash left: others may have it open, or may read it.
     part.unlink(missing_ok=True)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-    with os.fdopen(open_file(part, flags, private=private), "wb") as stream:
-        stream.write(data)
-        stream.flush()
-        os.fsync(stream.fileno())
-    part.replace(path)
+    try:
+        with os.fdopen(open_file(part, flags, private=private), "wb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+        part.replace(path)
+    except OSError as error:
+        # On a full disk it would keep the space that others need.
+        part.unlink(missing_ok=True)
+        raise OSError(error.errno, error.strerror, str(path)) from error
     sync_folder(path.parent)
 
 
