@@ -85,6 +85,7 @@ class _Ready:
     config: RunConfig
     folder: Path
     done: int
+    warnings: Sequence[str] = ()
 
 
 def _ready(config: RunConfig, console: Console) -> _Ready:
@@ -99,7 +100,7 @@ def _ready(config: RunConfig, console: Console) -> _Ready:
         console.print(note, markup=False, highlight=False, soft_wrap=True)
     console.print(f"run folder: {folder}", markup=False, highlight=False, soft_wrap=True)
     done = prepared.saved.state.server_round if prepared.saved else -1
-    return _Ready(config.model_copy(update=places), folder, done)
+    return _Ready(config.model_copy(update=places), folder, done, prepared.warnings)
 
 
 @contextlib.contextmanager
@@ -160,7 +161,8 @@ def _fail(ready: _Ready, reason: str) -> None:
     folder, config = ready.folder, ready.config
     # On a full disk this cannot be written either.
     with contextlib.suppress(OSError):
-        written = write_failure(folder, config, reason, privacy_of_dead_run(config, folder))
+        privacy = privacy_of_dead_run(config, folder)
+        written = write_failure(folder, config, reason, privacy, ready.warnings)
         if written and config.report:
             publish(folder)
 

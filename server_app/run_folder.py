@@ -293,11 +293,16 @@ def read_summary(folder: Path) -> dict[str, Any] | None:
 
 
 def write_failure(
-    folder: Path, config: RunConfig, reason: str, privacy: Mapping[str, Any] | None = None
+    folder: Path,
+    config: RunConfig,
+    reason: str,
+    privacy: Mapping[str, Any] | None = None,
+    warnings: Sequence[str] = (),
 ) -> bool:
     """summary.json of a run whose server ended without writing one, from its metrics.
 
-    `privacy` is what its ledger says. False where there was one already, which is left alone.
+    `privacy` is what its ledger says, `warnings` what was told before it began. False where there
+    was one already, which is left alone.
     """
     if (folder / SUMMARY).exists():
         return False
@@ -318,6 +323,7 @@ def write_failure(
             "failures": None if claims_privacy(config) else failures_in(entries),
             "resumed_after": _resumed_after(folder),
             "wall_seconds": None,
+            "warnings": list(warnings),
             "status": "failed",
             "reason": reason,
         },
