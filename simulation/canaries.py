@@ -5,7 +5,7 @@ from itertools import islice
 
 import numpy as np
 import torch
-from flwr.app import Message, MessageType, RecordDict
+from flwr.app import Error, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 
@@ -22,6 +22,7 @@ from simulation.engine import EngineGrid
 # What a canary says it has: where counts set the weights, it takes all the weight it can.
 CLAIMED_EXAMPLES = 10**6
 _FIRST_NODE = 10**6
+_CLIENT_APP_RAISED = 2  # Flower's code for a ClientApp that raised an exception
 
 
 class CanaryGrid(Grid):
@@ -29,7 +30,8 @@ class CanaryGrid(Grid):
 
     A canary is an honest client of the mechanism, noise at the clients included, whose update is
     `bound(η_l)` times its direction. The first `honest` nodes of `inner` are its clients; the
-    canaries' ids follow theirs, and `inner`'s configuration counts both.
+    canaries' ids follow theirs, and `inner`'s configuration counts both. `alone`: all clients but
+    the canaries fail in every round.
     """
 
     synchronous = True
@@ -40,11 +42,13 @@ class CanaryGrid(Grid):
         honest: int,
         directions: torch.Tensor,
         bound: Callable[[float], float],
+        alone: bool = False,
     ) -> None:
         self._inner = inner
         self._honest = honest
         self._directions = directions
         self._bound = bound
+        self._alone = alone
 
     def set_run(self, run: Run) -> None:
         """Set the run this grid works for."""
@@ -88,7 +92,11 @@ class CanaryGrid(Grid):
         sent = list(messages)
         inner = [m for m in sent if m.metadata.dst_node_id < _FIRST_NODE]
         canaries = [m for m in sent if m.metadata.dst_node_id >= _FIRST_NODE]
-        replies = list(self._inner.send_and_receive(inner, timeout=timeout)) if inner else []
+        if self._alone and inner and inner[0].metadata.message_type == MessageType.TRAIN:
+            failure = Error(_CLIENT_APP_RAISED, "fails in every round")
+            replies = [Message(failure, reply_to=message) for message in inner]
+        else:
+            replies = list(self._inner.send_and_receive(inner, timeout=timeout)) if inner else []
         return [*replies, *self._answer(canaries)]
 
     def _answer(self, messages: Sequence[Message]) -> list[Message]:

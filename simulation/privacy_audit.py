@@ -13,10 +13,10 @@ from flwr.app import ArrayRecord
 from server_app.build import frame_options
 from server_app.config import ConfigError, RunConfig
 from server_app.privacy import privacy_plan
-from server_app.privacy_checks import claims_sample_privacy, is_noised
-from server_app.robustness_checks import is_robust
+from server_app.privacy_checks import claims_sample_privacy, has_central_claim, is_noised
 from simulation.canaries import CanaryGrid, random_directions
 from simulation.engine import EngineGrid
+from simulation.noise_audit import attack_local_claim
 from simulation.sample_audit import attack_sample_claim
 from strategies import DPFedAvg, DPNormFedAvg, FrameOptions, PrivacyPlan, spent
 from strategies.auditing import Finding, lower_bound, one_shot_epsilon
@@ -26,6 +26,7 @@ from tasks.problem import Problem, load_problem
 
 Build = Callable[[PrivacyPlan, FrameOptions], PrivateAveraging]
 Advance = Callable[[int, int], None]
+Done = Callable[[int], None]
 _FEWEST_RUNS = 2  # one half of them chooses the event, the other counts it
 
 
@@ -53,13 +54,13 @@ def audit(
     advance: Advance = lambda done, total: None,  # noqa: ARG005
 ) -> AuditResult:
     """Attack every claim of the recipe, each in `runs` short runs with and as many without what its
-    neighbours differ in; the central one also with `canaries` in one run of all its rounds. `build`
-    makes the strategy (by default the product's).
+    neighbours differ in; the central one also with `canaries` in one run of all its rounds and,
+    where the clients add the noise, with a canary whose fellows all fail. `build` makes the
+    strategy (by default the product's).
 
     Raises ConfigError for a recipe that claims nothing, ValueError for too few canaries or runs.
     """
-    plan = _claimed_plan(config)
-    of_samples = claims_sample_privacy(config)
+    plan, of_samples = _claimed_plan(config), claims_sample_privacy(config)
     if plan is None and not of_samples:
         raise ConfigError(
             f"the recipe with algorithm = {config.algorithm} makes no claim of privacy that an "
@@ -68,42 +69,31 @@ def audit(
     if runs < _FEWEST_RUNS:
         raise ValueError(f"runs = {runs} is not allowed: {_FEWEST_RUNS} or more")
     problem = load_problem(config)
-    central = 0 if plan is None else 1 + 2 * runs
-    total = central + 2 * runs * of_samples
-    findings = []
-    if plan is not None:
-        make = build or _product(config)
-        findings.append(_one_shot(config, problem, plan, make, canaries, confidence))
-        advance(1, total)
-        statistics: dict[bool, list[float]] = {True: [], False: []}
-        for run in range(runs):
-            for with_canary in (True, False):
-                statistics[with_canary].append(
-                    _short_run(config, problem, plan, make, with_canary, run, short_rounds)
-                )
-                advance(2 + 2 * run + (not with_canary), total)
-        short = spent([(plan.release(), short_rounds)], short_delta, plan.accountant)
-        present, absent = np.array(statistics[True]), np.array(statistics[False])
-        bound = lower_bound(present, absent, short_delta, confidence)
-        told = f"{runs} runs of {short_rounds} round(s) with one canary client and {runs} without"
-        findings.append(Finding(told, short_delta, short.epsilon, bound))
+    how = (runs, short_delta, confidence)
+    attacks: list[Callable[[Done], list[Finding]]] = []
+    if plan is not None and has_central_claim(config):
+        central = _Central(config, problem, plan, build or _product(config))
+        attacks.append(lambda done: [central.one_shot(canaries, confidence)])  # noqa: ARG005
+        attacks.append(lambda done: [central.short_runs(short_rounds, *how, done)])
+        if plan.noise_location == "client":
+            attacks.append(lambda done: [central.lonely_runs(*how, done)])
+    if plan is not None and plan.noise_location == "client":
+        attacks.append(lambda done: attack_local_claim(config, problem, plan, *how, done))
     if of_samples:
-        findings.append(
-            attack_sample_claim(
-                config,
-                problem,
-                runs,
-                short_delta,
-                confidence,
-                lambda done: advance(central + done, total),
-            )
-        )
+        attacks.append(lambda done: [attack_sample_claim(config, problem, *how, done)])
+    findings, steps = [], 2 * runs
+    for position, attack in enumerate(attacks):
+        findings += attack(_from(advance, position * steps, len(attacks) * steps))
     return AuditResult(findings)
 
 
+def _from(advance: Advance, before: int, total: int) -> Done:
+    return lambda done: advance(before + done, total)
+
+
 def _claimed_plan(config: RunConfig) -> PrivacyPlan | None:
-    """The plan of the central claim; None where there is none."""
-    if not is_noised(config) or is_robust(config):
+    """The plan of the clients' claims; None where there are none."""
+    if not is_noised(config):
         return None
     plan = privacy_plan(config)
     # An audit's clients are nobody's: their budget is not spent.
@@ -115,73 +105,94 @@ def _product(config: RunConfig) -> Build:
     return lambda plan, frame: kind(plan, **frame)
 
 
-def _one_shot(
-    config: RunConfig,
-    problem: Problem,
-    plan: PrivacyPlan,
-    make: Build,
-    canaries: int,
-    confidence: float,
-) -> Finding:
-    directions = random_directions(canaries, problem.model.dimension, np.random.default_rng())
-    released = _released(config, problem, plan, make, directions, plan.rounds)
-    cosines = directions @ released / torch.linalg.vector_norm(released)
-    found = one_shot_epsilon(cosines.numpy(), len(released), plan.delta, confidence)
-    told = f"one run of {plan.rounds} rounds with {canaries} canary clients"
-    claimed = plan.figure().epsilon
-    return Finding(told, plan.delta, claimed, found.epsilon_low, estimate=found.epsilon)
+@dataclass(frozen=True)
+class _Central:
+    """The attacks on the claim of the released models, by canary clients."""
 
+    config: RunConfig
+    problem: Problem
+    plan: PrivacyPlan
+    make: Build
 
-def _short_run(
-    config: RunConfig,
-    problem: Problem,
-    plan: PrivacyPlan,
-    make: Build,
-    present: bool,
-    run: int,
-    rounds: int,
-) -> float:
-    directions = random_directions(1, problem.model.dimension, np.random.default_rng([run, 0xA0D]))
-    sent = directions if present else directions[:0]
-    return float(directions[0] @ _released(config, problem, plan, make, sent, rounds))
+    def one_shot(self, canaries: int, confidence: float) -> Finding:
+        """One run of all rounds with many canaries."""
+        generator = np.random.default_rng()
+        directions = random_directions(canaries, self.problem.model.dimension, generator)
+        released = self._released(directions, self.plan.rounds)
+        cosines = directions @ released / torch.linalg.vector_norm(released)
+        found = one_shot_epsilon(cosines.numpy(), len(released), self.plan.delta, confidence)
+        told = f"one run of {self.plan.rounds} rounds with {canaries} canary clients"
+        claimed = self.plan.figure().epsilon
+        return Finding(told, self.plan.delta, claimed, found.epsilon_low, estimate=found.epsilon)
 
+    def short_runs(
+        self, rounds: int, runs: int, delta: float, confidence: float, done: Done
+    ) -> Finding:
+        """`runs` runs with one canary and as many without, by what went along its direction."""
+        present, absent = self._with_and_without(rounds, runs, done)
+        found = lower_bound(present[:, 0], absent[:, 0], delta, confidence)
+        told = f"{runs} runs of {rounds} round(s) with one canary client and {runs} without"
+        return Finding(told, delta, self._claimed(rounds, delta), found)
 
-def _released(
-    config: RunConfig,
-    problem: Problem,
-    plan: PrivacyPlan,
-    make: Build,
-    directions: torch.Tensor,
-    rounds: int,
-) -> torch.Tensor:
-    """Σ_t r a_t / C [d]: what a run released, in units of one client's largest contribution.
+    def lonely_runs(self, runs: int, delta: float, confidence: float, done: Done) -> Finding:
+        """The same of one round in which all others fail, by the length of what was released, too:
+        noise that comes with the clients who answer would tell whether one did."""
+        present, absent = self._with_and_without(1, runs, done, alone=True)
+        # Three bounds, each so much surer: along the direction, and longer or shorter.
+        sure = 1 - (1 - confidence) / 3
+        found = max(
+            lower_bound(sign * present[:, figure], sign * absent[:, figure], delta, sure)
+            for figure, sign in ((0, 1), (1, 1), (1, -1))
+        )
+        told = f"{runs} rounds in which a canary client alone answers, and {runs} without it"
+        return Finding(told, delta, self._claimed(1, delta), found)
 
-    The population has a place for every canary, present or not: r must not tell.
-    """
-    population = config.num_clients + max(1, len(directions))
-    own = replace(plan, num_clients=population)
-    total = torch.zeros(problem.model.dimension, dtype=torch.float64)
+    def _claimed(self, rounds: int, delta: float) -> float:
+        return spent([(self.plan.release(), rounds)], delta, self.plan.accountant).epsilon
 
-    def add(report: RoundReport) -> None:
-        if report.aggregate is not None:
-            bound = plan.clip_norm.in_gradient_units(report.local_lr)
-            total.add_(report.aggregate.double(), alpha=own.cohort_size / bound)
+    def _with_and_without(
+        self, rounds: int, runs: int, done: Done, *, alone: bool = False
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """What was released [runs, 2] with the canary and without: how far along its direction, and
+        how far at all."""
+        seen: dict[bool, list[tuple[float, float]]] = {True: [], False: []}
+        for run in range(runs):
+            generator = np.random.default_rng([run, 0xA0D])
+            directions = random_directions(1, self.problem.model.dimension, generator)
+            for present in (True, False):
+                sent = directions if present else directions[:0]
+                released = self._released(sent, rounds, alone=alone)
+                length = float(torch.linalg.vector_norm(released))
+                seen[present].append((float(directions[0] @ released), length))
+                done(2 * run + 1 + (not present))
+        return np.array(seen[True]), np.array(seen[False])
 
-    frame = frame_options(config, [add])
-    del frame["participation"]
-    frame["num_clients"], frame["start_timeout"] = population, 0.0
-    strategy = make(own, frame)
-    everybody = config.model_copy(update={"num_clients": population})
-    grid = CanaryGrid(
-        EngineGrid(everybody, problem),
-        config.num_clients,
-        directions,
-        plan.clip_norm.in_gradient_units,
-    )
-    strategy.start(
-        grid,
-        ArrayRecord(problem.state()),
-        num_rounds=rounds,
-        evaluate_fn=lambda server_round, arrays: None,  # noqa: ARG005
-    )
-    return total
+    def _released(
+        self, directions: torch.Tensor, rounds: int, *, alone: bool = False
+    ) -> torch.Tensor:
+        """Σ_t r a_t / C [d]: what a run released, in units of one client's largest contribution.
+
+        The population has a place for every canary, present or not: r must not tell.
+        """
+        config, bound = self.config, self.plan.clip_norm.in_gradient_units
+        population = config.num_clients + max(1, len(directions))
+        own = replace(self.plan, num_clients=population)
+        total = torch.zeros(self.problem.model.dimension, dtype=torch.float64)
+
+        def add(report: RoundReport) -> None:
+            if report.aggregate is not None:
+                alpha = own.cohort_size / bound(report.local_lr)
+                total.add_(report.aggregate.double(), alpha=alpha)
+
+        frame = frame_options(config, [add])
+        del frame["participation"]
+        frame["num_clients"], frame["start_timeout"] = population, 0.0
+        strategy = self.make(own, frame)
+        everybody = EngineGrid(config.model_copy(update={"num_clients": population}), self.problem)
+        strategy.start(
+            CanaryGrid(everybody, config.num_clients, directions, bound, alone),
+            ArrayRecord(self.problem.state()),
+            num_rounds=rounds,
+            evaluate_fn=lambda server_round, arrays: None,  # noqa: ARG005
+        )
+        return total

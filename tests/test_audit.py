@@ -127,7 +127,6 @@ def test_a_recipe_without_a_claim_is_refused() -> None:
         {"algorithm": "gfedavg", "clip_norm": 0.0},
         {"noise_multiplier": 1.0, "claim_privacy": False},
         {"noise_multiplier": 1.0, "insecure_seeded_noise": True},
-        {"noise_multiplier": 1.0, "noise_location": "client", "aggregator": "rage"},
     ):
         with pytest.raises(ConfigError, match="nothing to audit"):
             audit(recipe(**options))

@@ -1,0 +1,124 @@
+"""The audit of noise that the clients add: right clients pass, and who falls short is found."""
+
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from mutants import mutated
+from test_audit import SURE, recipe
+
+from client_app import bounding, private_update
+from server_app.config import RunConfig
+from server_app.privacy import privacy_plan
+from simulation.engine import EngineGrid
+from simulation.noise_audit import attack_local_claim, most_different, update_sent
+from simulation.privacy_audit import audit
+from strategies import DPFedAvg, FrameOptions, PrivacyPlan, Release, RoundReport, spent
+from strategies.auditing import Finding
+from strategies.private_averaging import PrivateAveraging
+from tasks.problem import load_problem
+
+CENTRAL, ALONE = 1, 2  # the findings after the one-shot's
+
+
+def client_recipe(**options: Any) -> RunConfig:
+    return recipe(**{"noise_multiplier": 2.0, "noise_location": "client", **options})
+
+
+def by_size(config: RunConfig, runs: int) -> Finding:
+    """The finding of the size of the noise, alone."""
+    _, size = attack_local_claim(config, load_problem(config), privacy_plan(config), runs, 0.05)
+    return size
+
+
+class NoTopUp(DPFedAvg):
+    """Says that the server adds what is missing, and does not."""
+
+    def _owed(self, report: RoundReport) -> float:
+        del report
+        return 0.0
+
+
+class HalfTopUp(DPFedAvg):
+    """Adds half of the variance that is missing."""
+
+    def _owed(self, report: RoundReport) -> float:
+        return super()._owed(report) / 2
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_server_rounds": 3},
+        {"algorithm": "dp-normfedavg", "noise_multiplier": 9.0},
+        {"participation": "poisson", "sample_rate": 0.5},
+        {"aggregator": "rage"},
+        {"task": "bayes-linear", "model": "auto", "local_lr": 0.001},
+    ],
+)
+def test_right_clients_are_left_alone(options: dict[str, Any]) -> None:
+    result = audit(client_recipe(**options), canaries=10, runs=20, confidence=SURE)
+    assert len(result.findings) == (2 if "aggregator" in options else 5)
+    assert not result.refuted
+
+
+def test_the_size_of_the_noise_is_nearly_what_is_claimed() -> None:
+    """One round: ε of a Gaussian of the exact deviation, found from below and within a tenth."""
+    size = by_size(client_recipe(num_server_rounds=1), runs=100)
+    s = 8
+    exact = spent([(Release(2.0 / (2 * s**0.5)), 1)], 1e-5, "pld").epsilon
+    assert 0.85 * exact < size.found < 1.001 * exact
+    assert exact < size.claimed
+
+
+@pytest.mark.parametrize(
+    ("module", "old", "new"),
+    [
+        (private_update, "deviation = client_deviation(", "deviation = 1e-9 * client_deviation("),
+        (private_update, "deviation = client_deviation(", "deviation = 0.7 * client_deviation("),
+        # As if its variance were shared among s² clients, and where it is not drawn afresh.
+        (private_update, "request.rule.numbers[BOUND], invited)", "1.0, invited**2)"),
+        (private_update, "if config.insecure_seeded_noise:", "if True:"),
+        # One number for all coordinates: of the right size, and nothing along most directions.
+        (
+            private_update,
+            "gaussian_noise(tuple(row.shape), deviation, randomness, torch.float64)",
+            "gaussian_noise((1,), deviation, randomness, torch.float64).expand(len(row))",
+        ),
+        (private_update, "update + noise if finite", "update if finite"),
+        (bounding, "return constrain(start - params, ", "return clip(start - params, 5 * "),
+    ],
+)
+def test_the_attack_finds_a_client_that_falls_short(module: ModuleType, old: str, new: str) -> None:
+    with mutated(module, (old, new)):
+        assert by_size(client_recipe(), runs=20).refutes
+
+
+def test_noise_that_no_client_adds_shows_in_what_is_released() -> None:
+    with mutated(private_update, ("update + noise if finite", "update if finite")):
+        result = audit(client_recipe(), canaries=10, runs=40)
+    assert result.findings[CENTRAL].refutes
+
+
+@pytest.mark.parametrize("kind", [NoTopUp, HalfTopUp])
+def test_the_attack_finds_noise_without_top_up(kind: type[PrivateAveraging]) -> None:
+    def build(plan: PrivacyPlan, frame: FrameOptions) -> PrivateAveraging:
+        return kind(plan, **frame)
+
+    config = client_recipe(num_clients=2)
+    result = audit(config, canaries=10, runs=150, confidence=SURE, build=build)
+    assert result.findings[ALONE].refutes
+    # Where everybody answers, nothing is missing.
+    assert not result.findings[CENTRAL].refutes
+
+
+def test_data_sets_are_far_apart() -> None:
+    """The example under two labels is what a client that may change its data at will can do."""
+    config = client_recipe()
+    problem, plan = load_problem(config), privacy_plan(config)
+    shards = most_different(config, problem, plan)
+    silent = config.model_copy(update={"noise_location": "server"})
+    one, other = (update_sent(EngineGrid(silent, problem, [shard]), plan) for shard in shards)
+    assert float(torch.linalg.vector_norm(one - other)) > 1.3
+    assert float(torch.linalg.vector_norm(one)) <= 1 + 1e-4
