@@ -1,6 +1,7 @@
 """From a run configuration to its privacy plan, and from a strategy to what may be reported."""
 
 import math
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -161,7 +162,11 @@ def check_ledger(
 
 
 def _check_place(config: RunConfig, path: Path, folder: Path) -> None:
-    """No other file of the run may take the ledger's place."""
+    """It can be written there, and no other file of the run takes its place."""
+    if config.ledger:
+        there = next(p for p in path.absolute().parents if p.exists())
+        if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+            raise ConfigError(f"ledger = {config.ledger} is not allowed: {there} cannot be written")
     if path.resolve().is_relative_to(folder.resolve()) and path.name != LEDGER:
         raise ConfigError(
             f"ledger = {config.ledger} is not allowed: the run writes files of its own in "

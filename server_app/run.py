@@ -31,7 +31,7 @@ from server_app.privacy import (
     shortened,
     spent_so_far,
 )
-from server_app.privacy_checks import claims_sample_privacy, is_noised
+from server_app.privacy_checks import claims_privacy, claims_sample_privacy, is_noised
 from server_app.resume import how_it_goes_on, note_resumable, read_resumed
 from server_app.run_counts import last_report
 from server_app.run_folder import RunFolder
@@ -144,7 +144,7 @@ def execute(
     except BaseException as error:
         # On a full disk this cannot be written either.
         with contextlib.suppress(OSError):
-            folder.finish("failed", _reason(error))
+            folder.finish("failed", _reason(error, config))
             if config.report and not isinstance(error.__cause__, OSError):
                 publish(prepared.folder)
         note_resumable(error, prepared.folder)
@@ -225,7 +225,10 @@ def _final_metrics(prepared: PreparedRun, arrays: ArrayRecord) -> dict[str, floa
     return {k: float(v) for k, v in (metrics or {}).items() if isinstance(v, int | float)}
 
 
-def _reason(error: BaseException) -> str:
+def _reason(error: BaseException, config: RunConfig) -> str:
+    """Why a run failed, as its summary may say it."""
+    if isinstance(error, NotEnoughClients) and claims_privacy(config):
+        return "too few clients connected; who is missing is the operator's to know"
     if isinstance(error, KeyboardInterrupt):
         return "interrupted"
     if isinstance(error, SystemExit):

@@ -371,6 +371,14 @@ def test_a_ledger_in_use_is_known_before_anything_starts(tmp_path: Path) -> None
     assert not (tmp_path / "run").exists()
 
 
+def test_where_no_ledger_can_be_is_known_before_anything_starts(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"ledger = .*file/spent\.json is not allowed") as caught:
+        start(tmp_path / "run", {**NOISED, "ledger": str(tmp_path / "file" / "spent.json")})
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_clusters_server_app_has_the_ledger_that_was_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

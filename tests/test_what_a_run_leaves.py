@@ -21,6 +21,7 @@ from server_app.folder_place import RELEASED, WITHHELD, create_folder
 from server_app.privacy import privacy_of_dead_run
 from server_app.run_folder import read_summary, write_failure
 from server_app.run_report import publish
+from strategies import NotEnoughClients
 from strategies.reports import RoundReport
 
 ROUNDS = 4
@@ -243,6 +244,19 @@ def test_how_long_a_private_run_took_is_not_told(
     assert unclaimed["wall_seconds"] > 0
     finish(unclaimed)
     assert f"in {unclaimed['wall_seconds']:.1f} s" in capsys.readouterr().out
+
+
+def test_the_summary_of_a_private_run_does_not_say_who_was_missing(tmp_path: Path) -> None:
+    def missing(report: RoundReport) -> None:
+        del report
+        raise NotEnoughClients("1 of 4 clients connected within 120 s; missing: 1, 2, 3")
+
+    for name, private in (("private", True), ("unclaimed", False)):
+        with pytest.raises(NotEnoughClients):
+            run(tmp_path / name, missing, claim_privacy=private)
+        summary = read_summary(tmp_path / name)
+        assert summary is not None
+        assert ("missing: 1, 2, 3" in summary["reason"]) == (not private)
 
 
 def test_a_folder_that_is_somebody_elses_is_one_line(
