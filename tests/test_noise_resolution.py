@@ -133,7 +133,7 @@ RECIPE: dict[str, Any] = {
     [
         {"local-lr": 1e-8},
         {"local-lr-decay": 0.1},
-        {"local-lr-decay": 1e-40, "num-server-rounds": 10},
+        {"local-lr-decay": 1e-3, "num-server-rounds": 10},
     ],
 )
 def test_a_recipe_is_refused_before_it_starts(tmp_path: Path, options: dict[str, Any]) -> None:

@@ -11,6 +11,7 @@ from rich.console import Console
 from launch.simulate import simulate
 from server_app.privacy import privacy_plan
 from server_app.run import prepare
+from server_app.run_folder import read_summary, write_failure
 from server_app.useless_noise import useless_noise
 
 # Logistic regression on digits of 8 x 8 pixels in 10 classes.
@@ -82,6 +83,15 @@ def test_it_is_said_before_the_start_and_in_summary_and_report(
     printed = capsys.readouterr().out
     assert printed.index(line) < printed.index("round ")
     assert line in (tmp_path / "report.html").read_text()
+
+
+def test_a_run_whose_server_died_says_it_as_well(tmp_path: Path) -> None:
+    config = configuration(tmp_path, **DP, noise_multiplier=50.0)
+    told = prepare(config).warnings
+    assert write_failure(tmp_path, config, "killed", None, told)
+    summary = read_summary(tmp_path)
+    assert summary is not None
+    assert summary["warnings"] == told != []
 
 
 def test_the_recipe_as_it_stands_is_not_remarked_on(tmp_path: Path) -> None:
