@@ -101,11 +101,12 @@ _REPETITIONS = 2500
 
 def repeated_chunks(turn: Turn) -> str:
     """400 KB that are a gigabyte once the chunks are put together as they are listed."""
-    numbers = np.random.default_rng(0).standard_normal(100_000).astype(np.float32)
-    repeating = _Repeating("float32", (100_000,), "numpy.ndarray", numbers.tobytes())
-    arrays = {**turn.honest.content.array_records[ARRAYS]}
-    arrays[next(iter(arrays))] = repeating
+    arrays = dict(turn.honest.content.array_records[ARRAYS])
+    name = next(iter(arrays))
+    arrays[name] = Array(np.random.default_rng(0).standard_normal(100_000).astype(np.float32))
     forged = _with_content(turn.honest, {**turn.honest.content, ARRAYS: ArrayRecord(arrays)})
+    # A record takes copies that are arrays of Flower's own class.
+    forged.content.array_records[ARRAYS][name].__class__ = _Repeating
     return _delivered(turn.fleet.deliver(forged))
 
 
