@@ -23,6 +23,7 @@ _HOUR = 3600.0
 _QUIET_SECONDS = 60.0
 # Different things that are remembered of strangers and of keys; beyond them only the numbers grow.
 _MOST_KINDS = 1000
+_LONGEST_WORDS = 300
 
 logger = logging.getLogger("flwr")
 
@@ -116,6 +117,8 @@ class Records:
         An `offence` is what no honest program does: it counts towards being barred.
         """
         name = self.name(key) if key else STRANGERS
+        # Some of it may be the sender's, and is shown in terminals.
+        what = "".join(c if c.isprintable() else "?" for c in what[:_LONGEST_WORDS])
         now = time.monotonic()
         with self._lock:
             entry = self._refusals.get((name, kind))

@@ -197,6 +197,8 @@ class Deployment:
         command += ["--fleet-api-address", addresses["fleet"]]
         command += ["--control-api-address", addresses["control"]]
         command += ["--guard", str(self._workplace.folder / "guard")]
+        # All nodes come at once, from one address.
+        command += ["--limit", f"stranger-connections={32 + 2 * len(self._nodes)}"]
         return [*command, "--health-server-address", addresses["health"]]
 
     def _secret_file(self) -> Path:

@@ -12,6 +12,7 @@ from fleet_server import MEMORY, Fleet, fleet
 from flwr.proto import message_pb2
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
 from flwr.proto.node_pb2 import Node
+from sqlalchemy.exc import OperationalError
 
 from attacks.rogue.server_attacks import (
     ATTACKS,
@@ -220,6 +221,22 @@ def test_a_key_that_was_unregistered_is_told_so(guarded: Fleet) -> None:
             with pytest.raises(grpc.RpcError) as caught:
                 _beat(stub, peer)
             assert caught.value.code() == grpc.StatusCode.UNAUTHENTICATED  # type: ignore[attr-defined]
+
+
+def test_a_database_that_is_busy_makes_nobody_give_up(
+    guarded: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Flower's nodes try again after UNAVAILABLE, and give up after what Flower says: INTERNAL."""
+    peer = guarded.node()
+
+    def locked(*_: object, **__: object) -> None:
+        raise OperationalError("UPDATE node", {}, Exception("database is locked"))
+
+    monkeypatch.setattr(guarded.state, "acknowledge_node_heartbeat", locked)
+    with peer.stub() as stub, pytest.raises(grpc.RpcError) as caught:
+        _beat(stub, peer)
+    assert caught.value.code() == grpc.StatusCode.UNAVAILABLE  # type: ignore[attr-defined]
+    assert guarded.refused(peer) == {}
 
 
 def _beat(stub: object, peer: Peer) -> None:
