@@ -39,8 +39,8 @@ def has_central_claim(config: "RunConfig") -> bool:
 def check_privacy(config: "RunConfig") -> None:
     """Raises ValueError, one line: what is wrong or breaks the claim, and what to set instead."""
     _check_dp_sgd(config)
-    _check_charged(config)
     if not is_noised(config):
+        _check_charged(config)
         _check_unused(config)
         return
     if (config.noise_multiplier > 0) == (config.epsilon > 0):
@@ -60,6 +60,7 @@ def check_privacy(config: "RunConfig") -> None:
         )
     if claims_privacy(config):
         _check_claim(config)
+    _check_charged(config)
 
 
 def _check_dp_sgd(config: "RunConfig") -> None:
