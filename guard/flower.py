@@ -132,11 +132,15 @@ def guarded(
     return fleet
 
 
-def run_superlink() -> None:
-    """Flower's own program with its own arguments, which must not lead around the guard."""
+def check_arguments(arguments: Sequence[str]) -> None:
+    """ValueError for an argument that would lead around the guard."""
     for option in _UNGUARDED:
-        if any(argument.partition("=")[0] == option for argument in sys.argv[1:]):
-            sys.exit(f"error: {option} is not allowed: the guard knows the gRPC Fleet API alone")
+        if any(argument.partition("=")[0] == option for argument in arguments):
+            raise ValueError(f"{option} is not allowed: the guard knows the gRPC Fleet API alone")
+
+
+def run_superlink() -> None:
+    """Flower's own program with its own arguments."""
     entry: Callable[[], None] = vars(importlib.import_module(_FLEET_MODULE))["flower_superlink"]
     entry()
 

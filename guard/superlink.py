@@ -29,6 +29,7 @@ def main() -> None:
     """Run until a signal comes; exit code 2 for a wrong limit or another Flower."""
     options, sys.argv[1:] = _options(sys.argv[1:])
     try:
+        flower.check_arguments(sys.argv[1:])
         limits = Limits.changed(options.limit)
         records = Records(options.guard, int(limits.offences))
         _guard(limits, records)

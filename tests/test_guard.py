@@ -75,6 +75,21 @@ def test_an_attack_with_a_key_is_refused_and_named(guarded: Fleet, rogue: Peer, 
     assert guarded.refused(rogue) == {kind: 1}
 
 
+def test_without_a_guard_flower_takes_it(tmp_path: Path) -> None:
+    """What is refused above is no fault of the attack's."""
+    with fleet(tmp_path, guarded=False, tls=False) as one:
+        peer, victim = one.node(), one.node()
+        one.send(peer)
+        one.pull(peer)
+        peer.victim = victim.public_key()
+        one.state.deactivate_node(victim.node_id)
+        assert {n: ATTACKS[n](peer) for n in ("instruction", "other-key", "long-error")} == {
+            "instruction": "taken",
+            "other-key": "taken",
+            "long-error": "taken",
+        }
+
+
 def test_an_honest_answer_passes(guarded: Fleet) -> None:
     peer = guarded.node()
     for _ in range(3):
@@ -125,6 +140,7 @@ def test_what_a_node_confirms_is_its_own(guarded: Fleet, rogue: Peer) -> None:
 
 def test_a_victims_node_stays_its_own(guarded: Fleet, rogue: Peer) -> None:
     """Its node is offline, which is when Flower would give it away."""
+    guarded.state.deactivate_node(guarded.state.get_node_id_by_public_key(rogue.victim))
     ATTACKS["other-key"](rogue)
     (victim,) = [n for n in guarded.state.get_node_info() if n.public_key == rogue.victim]
     assert victim.heartbeat_interval == 60.0

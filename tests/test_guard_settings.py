@@ -2,6 +2,8 @@
 
 import importlib.metadata
 import logging
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -36,6 +38,30 @@ def test_another_flower_is_refused_by_its_version(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(importlib.metadata, "version", lambda _: "1.35.0")
     with pytest.raises(flower.NotThisFlower, match=r"flwr 1\.35\.0 .* install flwr >=1\.33,<1\.35"):
         flower.check_version()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (("--limit", "key-calls=0"), "--limit key-calls=0: allowed is a number > 0"),
+        (("--enable-http-api",), "--enable-http-api is not allowed: the guard knows the gRPC"),
+        (("--fleet-api-type=grpc-adapter",), "--fleet-api-type is not allowed"),
+    ],
+)
+def test_a_wrong_start_of_the_superlink_ends_with_2(
+    tmp_path: Path, repository: Path, arguments: tuple[str, ...], line: str
+) -> None:
+    """As the images start it."""
+    code = "from blackthorn.__main__ import superlink; superlink()"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "--guard", str(tmp_path), "--insecure", *arguments],
+        cwd=repository,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].startswith(f"error: {line}")
 
 
 def test_lines_of_the_log_are_cut(caplog: pytest.LogCaptureFixture) -> None:

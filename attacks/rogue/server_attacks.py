@@ -33,6 +33,8 @@ _PUSH = "/flwr.proto.Fleet/PushMessages"
 _PULL = "/flwr.proto.Fleet/PullMessages"
 _CALL_SECONDS = 30.0
 _SUPERLINK = 1
+# Seconds for which Flower takes a node for alive at most.
+_LONGEST_HEARTBEAT = 1800
 Keys = tuple[ec.EllipticCurvePrivateKey, ec.EllipticCurvePublicKey]
 
 
@@ -159,7 +161,9 @@ def replay(peer: Peer) -> str:
 
 def other_key(peer: Peer) -> str:
     """Activate the node of a key that is somebody else's."""
-    request = fleet_pb2.ActivateNodeRequest(public_key=peer.victim, heartbeat_interval=3600)
+    request = fleet_pb2.ActivateNodeRequest(
+        public_key=peer.victim, heartbeat_interval=_LONGEST_HEARTBEAT
+    )
     return _call(peer, "ActivateNode", request)
 
 
