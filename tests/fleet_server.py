@@ -54,6 +54,7 @@ class Fleet:
     records: Records | None
     sizes: Sizes
     run_id: int
+    task_id: int
     sent: list[str] = field(default_factory=list)
 
     def node(self) -> Peer:
@@ -73,7 +74,8 @@ class Fleet:
         return Peer(self.address, self.ca, generate_key_pairs(), 4711)
 
     def send(self, peer: Peer, num_parameters: int = 1000) -> str:
-        """A train message for the node, as a ServerApp sends it; its id."""
+        """A train message for the node, as a ServerApp sends it, which lives; its id."""
+        self.state.acknowledge_task_heartbeat(self.task_id)
         rng = np.random.default_rng(len(self.sent))
         model = rng.standard_normal(num_parameters).astype(np.float32)
         content = RecordDict(
@@ -195,7 +197,7 @@ def fleet(
     host = "localhost" if tls else LOOPBACK
     ca = (folder / "certs" / "ca.crt").read_bytes() if tls else None
     try:
-        yield Fleet(f"{host}:{port}", ca, state, records, sizes, _running_run(state))
+        yield Fleet(f"{host}:{port}", ca, state, records, sizes, *_running_run(state))
     finally:
         server.stop(0).wait(10)
 
@@ -210,10 +212,11 @@ def _certificates(folder: Path) -> tuple[bytes, bytes, bytes]:
     return ca, certificate, key
 
 
-def _running_run(state: Any) -> int:
+def _running_run(state: Any) -> tuple[int, int]:
+    """The ids of a run that is under way, and of its ServerApp's task."""
     run_id: int = state.create_run(
         "app", "1", "hash", {}, NOOP_FEDERATION_ID, None, "aid", "flwr-serverapp"
     )
     (task,) = state.get_tasks(run_ids=[run_id]) if run_id else ()
     assert state.claim_task(task.task_id) and state.activate_task(task.task_id)
-    return run_id
+    return run_id, task.task_id
