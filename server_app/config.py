@@ -348,7 +348,9 @@ class RunConfig(BaseModel):
         "server", description="Who draws the noise; client: every invited client its share."
     )
     noise_top_up: bool = Field(
-        True, description="noise at the clients: the server adds the share of those that failed."
+        True,
+        description="noise at the clients: the server adds the share of those that failed; false "
+        "claims nothing.",
     )
     max_epsilon: float = Field(
         0.0, ge=0, description="The run ends before the round that would pass it; 0: no limit."
