@@ -19,7 +19,11 @@ from flwr.supercore.superexec import run_superexec
 from flwr.superlink.federation import NoOpFederationManager
 
 from launch import flower_programs, serverapp_process, superlink_store
+from launch.addresses import Address
+from launch.server import ServerSettings
+from launch.server_programs import serverapp_environment
 from launch.serverapp_process import is_alive
+from server_app.interrupted import NOTES_VARIABLE
 
 LIVES = "import sys, pathlib; from launch.serverapp_process import live; "
 LIVES += "live(pathlib.Path(sys.argv[1]), sys.argv[2]); print('lives', flush=True); input()"
@@ -186,3 +190,14 @@ def test_in_another_version_nothing_is_changed(
     monkeypatch.setattr(importlib.metadata, "version", lambda _name: version)
     with pytest.raises(RuntimeError, match=rf"flwr {version} is installed.*flwr>=1.33,<1.35"):
         flower_programs.check_flower()
+
+
+@pytest.mark.parametrize("resume", [True, False])
+def test_the_server_tells_its_processes_whether_runs_go_on(tmp_path: Path, resume: bool) -> None:
+    address = Address("127.0.0.1", 9092)
+    settings = ServerSettings("localhost", address, address, None, tmp_path, resume)
+    told = serverapp_environment(settings)
+    assert told[superlink_store.GO_ON_VARIABLE] == str(int(resume))
+    # ServerApps leave their notes and their locks in the state folder, which outlives the machine.
+    for variable in (serverapp_process.FOLDER_VARIABLE, NOTES_VARIABLE):
+        assert Path(told[variable]).parent == tmp_path
