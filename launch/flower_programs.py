@@ -58,6 +58,7 @@ GUARDED_ENTRIES = {"flower-superlink": f"{__name__}:superlink"}
 APP_ID = "blackthorn/blackthorn"
 # What is changed here is private to Flower: it is known in these versions, and in no others.
 _KNOWN = (1, 33), (1, 35)
+_LONGEST_RETRY_SECONDS = 5
 _PACKAGE_ROOT = Path(__file__).resolve().parents[__name__.count(".")]
 
 
@@ -98,10 +99,19 @@ def _cap_first_backoff() -> None:
     defaults["initial_backoff"] = _poll_seconds()
 
 
+def _retry_soon() -> None:
+    """A server that is there again is found in seconds, where Flower may wait for twenty."""
+    vars(importlib.import_module("flwr.supercore.retry.grpc_retry"))["MAX_RETRY_DELAY"] = (
+        _LONGEST_RETRY_SECONDS
+    )
+
+
 def supernode() -> None:
     """`flower-supernode` that looks for messages and replies every BLACKTHORN_POLL_SECONDS."""
+    check_flower()
     _cap_sleeps("flwr.supernode.start_client_internal")
     _cap_first_backoff()
+    _retry_soon()
     load_entry(STANDARD_ENTRIES["flower-supernode"])()
 
 
@@ -109,6 +119,7 @@ def superexec() -> None:
     """`flower-superexec` that looks for tasks every BLACKTHORN_POLL_SECONDS, and waits for them."""
     check_flower()
     serverapp_process.adapt_superexec()
+    _retry_soon()
     _cap_sleeps("flwr.supercore.superexec.run_superexec")
     load_entry(STANDARD_ENTRIES["flower-superexec"])()
 
@@ -117,6 +128,7 @@ def serverapp() -> None:
     """`flwr-serverapp` that asks again for a reply's content after BLACKTHORN_POLL_SECONDS."""
     check_flower()
     serverapp_process.adapt_serverapp()
+    _retry_soon()
     _cap_first_backoff()
     load_entry(STANDARD_ENTRIES["flwr-serverapp"])()
 

@@ -15,6 +15,7 @@ from flwr.supercore.constant import NOOP_FEDERATION_ID, TaskType
 from flwr.supercore.corestate import sql_corestate
 from flwr.supercore.corestate.sql_corestate import SqlCoreState
 from flwr.supercore.object_store import ObjectStoreFactory
+from flwr.supercore.retry import grpc_retry
 from flwr.supercore.superexec import run_superexec
 from flwr.superlink.federation import NoOpFederationManager
 
@@ -175,6 +176,13 @@ def test_a_superexec_waits_out_what_passes(monkeypatch: pytest.MonkeyPatch) -> N
     codes = [grpc.StatusCode.INVALID_ARGUMENT]
     with pytest.raises(Failure):
         invoker.invoke(call)
+
+
+def test_a_server_that_is_back_is_found_within_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grpc_retry, "MAX_RETRY_DELAY", grpc_retry.MAX_RETRY_DELAY)
+    flower_programs._retry_soon()
+    waits = grpc_retry.make_simple_grpc_retry_invoker().wait_gen_factory()
+    assert max(next(waits) for _ in range(20)) == 5
 
 
 @pytest.mark.parametrize("version", ["1.33.0", "1.34.2"])
