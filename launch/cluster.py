@@ -20,7 +20,7 @@ from launch.progress import RoundPrinter
 from server_app.config import ConfigError, RunConfig, to_mapping
 from server_app.folder_place import create_folder
 from server_app.operator_log import longest_run
-from server_app.privacy import privacy_of_dead_run
+from server_app.privacy import privacy_of_dead_run, with_place_of_ledger
 from server_app.privacy_checks import claims_privacy
 from server_app.resume import note_resumable
 from server_app.run import RunFailed, prepare
@@ -199,9 +199,7 @@ def _deployed(config: RunConfig, data: Sequence[Path]) -> RunConfig:
     if config.task == "own-data" and not data:
         raise ConfigError("task = own-data needs --data FILE once for every client")
     data_dir = config.data_dir or os.environ.get("BLACKTHORN_DATA_DIR", "")
-    return config.model_copy(
-        update={"data_dir": _absolute(data_dir), "ledger": _absolute(config.ledger)}
-    )
+    return with_place_of_ledger(config.model_copy(update={"data_dir": _absolute(data_dir)}))
 
 
 def _absolute(path: str) -> str:

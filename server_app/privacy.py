@@ -2,6 +2,7 @@
 
 import math
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from strategies import (
     calibrated,
 )
 from strategies.ledger import LedgerInUse
+from strategies.ledger_file import behind_links
 from strategies.participation import Participation
 from strategies.private_averaging import PrivateAveraging
 from tasks.problem import Problem
@@ -101,6 +103,18 @@ def ledger_path(config: RunConfig, folder: Path) -> Path | None:
     return Path(config.ledger).expanduser() if config.ledger else folder / LEDGER
 
 
+def with_place_of_ledger(config: RunConfig) -> RunConfig:
+    """`config` with `ledger` as the path of the file itself, which is the same wherever the run
+    goes on. Raises ConfigError, one line, where there can be none."""
+    if not config.ledger:
+        return config
+    try:
+        path = behind_links(Path(config.ledger).expanduser())
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    return config.model_copy(update={"ledger": str(path)})
+
+
 def new_ledger(config: RunConfig, folder: Path) -> str | None:
     """What to tell where a run names a ledger that is not there, else None."""
     path = ledger_path(config, folder)
@@ -114,16 +128,22 @@ class Standing:
     """What the ledger holds when a run begins or goes on.
 
     `rounds`: how many rounds have been charged, `rounds_before` of them to earlier runs.
-    `allowed`: after how many of its rounds the budget ends the run.
+    `allowed`: after how many of its rounds the budget ends the run. `ledger`: its mark, by which a
+    run that is resumed knows it again.
     """
 
     rounds: int
     rounds_before: int
     allowed: int
+    ledger: Mapping[str, Any]
 
-    def own(self) -> dict[str, int]:
+    def own(self) -> dict[str, Any]:
         """As a private strategy's `own_values`."""
-        return {"rounds_before": self.rounds_before, "rounds_charged": self.rounds}
+        return {
+            "rounds_before": self.rounds_before,
+            "rounds_charged": self.rounds,
+            "ledger": self.ledger,
+        }
 
 
 def check_ledger(
@@ -133,7 +153,7 @@ def check_ledger(
 
     Raises ConfigError for a ledger that cannot be continued, or whose budget is spent. A run that
     is resumed (`saved`) may have spent it: then it ends with the rounds that it has had. Its ledger
-    must hold them: one that is missing or older would understate what was released.
+    must hold them: one that is missing, older or another run's would understate what was released.
     """
     path = ledger_path(config, folder)
     if path is None:
@@ -155,10 +175,22 @@ def check_ledger(
             f"{ledger.rounds} rounds, and by what else the run left {charged} had been charged; "
             "put its ledger back"
         )
+    _require_own(config, path, ledger, saved)
     done, rounds = saved.state.server_round, config.num_server_rounds
     before = _rounds_before(folder, ledger)
     left = ledger.rounds_allowed(plan.release(), rounds - done) if rounds > done else 0
-    return Standing(ledger.rounds, before, done + left)
+    return Standing(ledger.rounds, before, done + left, ledger.mark())
+
+
+def _require_own(config: RunConfig, path: Path, ledger: Ledger, saved: Saved) -> None:
+    """It is the one that the run charged, whatever else has as many rounds."""
+    try:
+        ledger.require(saved.state.values["own"].get("ledger"))
+    except ValueError as error:
+        raise ConfigError(
+            f"resume = {config.resume} is not allowed with ledger {path}: {error}; put its own "
+            "ledger back"
+        ) from None
 
 
 def _check_place(config: RunConfig, path: Path, folder: Path) -> None:
@@ -181,7 +213,7 @@ def _new_standing(config: RunConfig, plan: PrivacyPlan, path: Path, ledger: Ledg
             f"{_budget(config)} is not allowed: even one more round would pass it "
             f"(ledger {path}: {ledger.rounds} rounds, epsilon {ledger.figure().epsilon:.4g})"
         )
-    return Standing(ledger.rounds, ledger.rounds, allowed)
+    return Standing(ledger.rounds, ledger.rounds, allowed, ledger.mark())
 
 
 def shortened(config: RunConfig, saved: Saved | None, standing: Standing | None) -> str | None:

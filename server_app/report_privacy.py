@@ -1,12 +1,12 @@
 """What a run's ledger says was spent, round by round."""
 
 from dataclasses import dataclass
-from itertools import accumulate
 
 from server_app.privacy import ledger_path
 from server_app.run_record import RunRecord
-from strategies.accounting import Charge, spent
+from strategies.accounting import spent
 from strategies.ledger import read_charges
+from strategies.release import first_rounds
 
 _MOST_POINTS = 40
 # The accountant of cohorts without replacement takes about a second for each figure.
@@ -39,17 +39,6 @@ def spent_by_round(record: RunRecord) -> Spent | None:
         if epsilon < float("inf"):
             points.append((rounds, epsilon))
     return Spent(points, config.delta, before) if points else None
-
-
-def first_rounds(charges: list[Charge], rounds: int) -> list[Charge]:
-    """The charges of the first `rounds` rounds."""
-    counts = [count for _, count in charges]
-    ends = accumulate(counts)
-    return [
-        (release, min(count, rounds - (end - count)))
-        for (release, count), end in zip(charges, ends, strict=True)
-        if rounds > end - count
-    ]
 
 
 def _spread(total: int, most: int) -> list[int]:

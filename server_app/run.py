@@ -30,6 +30,7 @@ from server_app.privacy import (
     privacy_plan,
     shortened,
     spent_so_far,
+    with_place_of_ledger,
 )
 from server_app.privacy_checks import claims_privacy, claims_sample_privacy, is_noised
 from server_app.resume import how_it_goes_on, note_resumable, read_resumed
@@ -86,7 +87,7 @@ class PreparedRun:
         return useless_noise(self.config, self.plan, self.problem.model.dimension)
 
     @property
-    def own_values(self) -> dict[str, int]:
+    def own_values(self) -> dict[str, Any]:
         """What the strategy is to remember already before its first round."""
         return {} if self.standing is None else self.standing.own()
 
@@ -96,6 +97,7 @@ def prepare(config: RunConfig) -> PreparedRun:
 
     Raises ConfigError with one line.
     """
+    config = with_place_of_ledger(config)
     check_names(config)
     check_tracking(config)
     folder = choose_folder(config)

@@ -7,6 +7,7 @@ only overstate what was spent. A later run on the same clients continues it.
 import json
 import math
 import secrets
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from .durable_file import PRIVATE_FOLDER
 from .ledger_file import FORMAT, behind_links, charge_entry, load, read_charge, refuse_copy
 from .locked_file import FileInUse, LockedFile
 from .privacy_plan import PrivacyPlan
+from .release import first_rounds
 
 
 class LedgerInUse(RuntimeError):
@@ -33,11 +35,12 @@ class Ledger:
         self._plan = plan
         self._path = None if path is None else behind_links(path)
         self._charges: list[Charge] = []
-        self._id = secrets.token_hex(16)
+        # None: it has none yet, as a ledger without a file.
+        self._id: str | None = None
         if self._path is not None and self._path.exists():
             content = load(self._path)
             self._charges = _of_this_kind(content, self._path, plan)
-            self._id = content.get("id", self._id)
+            self._id = content.get("id")
         self.rounds_before = self.rounds
         self._file: LockedFile | None = None
         self._epsilon_rdp: float | None = None
@@ -53,6 +56,27 @@ class Ledger:
     def charges(self) -> list[Charge]:
         """All charges so far, in order; equal ones in a row are counted together."""
         return list(self._charges)
+
+    def mark(self) -> dict[str, Any]:
+        """Which ledger this is and all that it holds, as JSON values: what a run that may be
+        resumed keeps, for `require`."""
+        self._id = self._id or secrets.token_hex(16)
+        charges = [charge_entry(charge) for charge in self._charges]
+        return {"id": self._id, "path": str(self._path), "charges": charges}
+
+    def require(self, mark: Mapping[str, Any] | None) -> None:
+        """Go on only as the ledger of which `mark` was made, holding at least what it held then.
+
+        One that has no id yet takes the mark's. Raises ValueError, one line.
+        """
+        if mark is None:
+            raise ValueError("the run was left by an earlier version and does not say which it was")
+        self._id = self._id or str(mark["id"])
+        if self._id != mark["id"]:
+            raise ValueError(f"the run has charged another one (then {mark['path']})")
+        held = [read_charge(entry) for entry in mark["charges"]]
+        if first_rounds(self._charges, sum(count for _, count in held)) != held:
+            raise ValueError("it does not begin with what it held when the run left its state")
 
     def figure(self) -> Figure:
         """ε of everything that was charged, by the plan's accountant."""
@@ -147,13 +171,11 @@ class Ledger:
         plan = self._plan
         return {
             "format": FORMAT,
-            "id": self._id,
-            "path": str(self._path),
+            **self.mark(),
             "delta": plan.delta,
             "neighbours": plan.relation,
             "rounds": self.rounds,
             "epsilon_rdp": self._epsilon_rdp,
-            "charges": [charge_entry(charge) for charge in self._charges],
         }
 
     def _quick_epsilon(self) -> float | None:

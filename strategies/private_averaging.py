@@ -194,21 +194,25 @@ class PrivateAveraging(FederatedStrategy):
         return Aggregate(vector.to(bounded.dtype), shares, kept, 0)
 
     def own_values(self) -> dict[str, Any]:
-        """How much of the ledger is earlier runs', and how much it holds at least: the charges
-        themselves are on disk already.
+        """How much of the ledger is earlier runs', how much it holds at least, and which one it
+        is: another must not take its place.
         """
-        return {"rounds_before": self.ledger.rounds_before, "rounds_charged": self.ledger.rounds}
+        return {
+            "rounds_before": self.ledger.rounds_before,
+            "rounds_charged": self.ledger.rounds,
+            "ledger": self.ledger.mark(),
+        }
 
     def restore_own(self, values: Mapping[str, Any]) -> None:
         """Rounds that this run was charged before are not an earlier run's.
 
-        Raises ValueError where the ledger holds less than it did when `values` were written.
+        Raises ValueError where the ledger is another one than when `values` were written, or
+        does not hold all that it held then.
         """
-        if self.ledger.rounds < values["rounds_charged"]:
-            raise ValueError(
-                f"the ledger holds {self.ledger.rounds} rounds, and {values['rounds_charged']} had "
-                "been charged when the run left its state; put its ledger back"
-            )
+        try:
+            self.ledger.require(values.get("ledger"))
+        except ValueError as error:
+            raise ValueError(f"this ledger is not the run's: {error}; put its own back") from None
         self.ledger.rounds_before = values["rounds_before"]
 
     def rounds_allowed(self, num_rounds: int, done: int = 0) -> int:

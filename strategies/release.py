@@ -1,7 +1,9 @@
 """What a round releases, as inert data: accountants interpret it."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 
 @dataclass(frozen=True)
@@ -35,3 +37,14 @@ class Release:
 
 
 Charge = tuple[Release, int]
+
+
+def first_rounds(charges: Sequence[Charge], rounds: int) -> list[Charge]:
+    """The charges of the first `rounds` rounds."""
+    counts = [count for _, count in charges]
+    ends = accumulate(counts)
+    return [
+        (release, min(count, rounds - (end - count)))
+        for (release, count), end in zip(charges, ends, strict=True)
+        if rounds > end - count
+    ]

@@ -21,12 +21,13 @@ from server_app import run_plots, run_report
 from server_app.config import ConfigError
 from server_app.figures import CYCLE
 from server_app.report_facts import spans
-from server_app.report_privacy import first_rounds, spent_by_round
+from server_app.report_privacy import spent_by_round
 from server_app.run_folder import read_metrics
 from server_app.run_plots import draw_plots
 from server_app.run_record import read_record
 from server_app.run_report import publish, write_report
 from strategies.accounting import Release, spent
+from strategies.release import first_rounds
 
 
 class Page(HTMLParser):
