@@ -22,7 +22,7 @@ from server_app.config import (
     may_be_own_code,
     one_line,
 )
-from strategies.accounting import Charge, Release, spent
+from strategies.accounting import LEAST_DELTA, Charge, Release, spent
 
 from .disclosure import PublicRefusal, level
 from .dp_sgd import dp_sgd_of
@@ -88,7 +88,7 @@ class Policy(BaseModel):
     min_dp_sgd_noise_multiplier: Bound | None = None
     max_sample_epsilon: Bound | None = None
     repeated_rounds: bool = False
-    delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
+    delta: Annotated[float, Field(ge=LEAST_DELTA, lt=1)] = 1e-5
 
     @model_validator(mode="after")
     def _check_rules(self) -> Self:

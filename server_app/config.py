@@ -202,7 +202,7 @@ class RunConfig(BaseModel):
     clients_per_round: int = Field(
         0, ge=0, description="fixed: size of the cohort; with-replacement: draws."
     )
-    sample_rate: float = Field(1.0, gt=0, le=1, description="poisson: probability of joining.")
+    sample_rate: float = Field(1.0, ge=1e-9, le=1, description="poisson: probability of joining.")
 
     # Local training.
     num_server_rounds: int = Field(10, ge=1, description="Communication rounds T.")
@@ -326,7 +326,7 @@ class RunConfig(BaseModel):
     )
     delta: float = Field(
         1e-5,
-        gt=0,
+        ge=1e-100,
         lt=1,
         description="delta of every (epsilon, delta); under a claim at most 1/num-clients.",
     )

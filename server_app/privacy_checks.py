@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from server_app.config import RunConfig
 
 PRIVATE_ALGORITHMS = ("dp-fedavg", "dp-normfedavg")
-# A rate is met to 2^-53: that is nothing beside it.
+# As for sample-rate: below, nobody is ever drawn, and sizes overflow.
 _SMALLEST_SAMPLE_RATE = 1e-9
 _OR_NO_CLAIM = "or claim-privacy = false (no figure is then reported)"
 

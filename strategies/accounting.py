@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
 
+from .entropy import LARGEST_NORMAL
 from .privacy_loss import composed_epsilon, gaussian_epsilon
 from .release import Charge, Release
 
@@ -34,6 +35,10 @@ _DRAWN_ORDERS = (*range(2, 13), 14, 16, 20, 24, 28, 32, 40, 48, 64, 96, 128, 256
 _LARGEST_EPSILON = 100.0
 # Below, its square is no number, and epsilon beyond all of them.
 _NO_NOISE = 1e-150
+# Of delta, what the end of the noise's tails may take for a figure to hold: nothing of its digits.
+_CUT_SHARE = 1e-9
+# Below, too little of such tails is left beside it.
+LEAST_DELTA = 1e-100
 _SMALLEST_MULTIPLIER = 0.1
 _SMALLEST_DELTA = 1e-10
 _MUCH_NOISE = 20.0
@@ -56,8 +61,9 @@ class Figure:
 def spent(charges: Sequence[Charge], delta: float, accountant: Accountant = "rdp") -> Figure:
     """ε at `delta` of all `charges`: releases, each with how often it happened.
 
-    Infinite where there is a release without noise. Raises ValueError for a delta outside (0, 1),
-    an unknown accountant, or both kinds of neighbours in one sum.
+    Infinite where there is a release without noise, or where noise ends before a client's influence
+    is hidden in it (`_cut`). Raises ValueError for a delta outside [10^-100, 1), an unknown
+    accountant, or both kinds of neighbours in one sum.
     """
     figure, problem = _answer(charges, delta, accountant)
     if problem:
@@ -136,9 +142,9 @@ def _smallest(excess: Callable[[float], float], start: float, epsilon: float) ->
 
 
 def check_delta(delta: float) -> None:
-    """Raises ValueError for a δ outside (0, 1)."""
-    if not 0 < delta < 1:
-        raise ValueError(f"delta = {delta} is not allowed: between 0 and 1")
+    """Raises ValueError for a δ outside [10^-100, 1)."""
+    if not LEAST_DELTA <= delta < 1:
+        raise ValueError(f"delta = {delta} is not allowed: at least {LEAST_DELTA:g}, less than 1")
 
 
 def _answer(charges: Sequence[Charge], delta: float, accountant: Accountant) -> tuple[Figure, str]:
@@ -154,8 +160,22 @@ def _answer(charges: Sequence[Charge], delta: float, accountant: Accountant) -> 
         return Figure(0.0, accountant), ""
     if any(release.noise_multiplier < _NO_NOISE for release, _ in counted):
         return Figure(math.inf, accountant), ""
+    if _cut(counted) > _CUT_SHARE * delta:
+        return Figure(math.inf, accountant), ""
     upper = Figure(_rdp_epsilon(counted, delta), "rdp")
     return (upper, "") if accountant == "rdp" else _composed(accountant, counted, delta, upper)
+
+
+def _cut(charges: Sequence[Charge]) -> float:
+    """What δ may not be below, whatever ε: Σ P(N > R − 1/z), N normal, for numbers that end at R.
+
+    A client moves a release by 1/z deviations at most. Beyond R − 1/z there are outputs that are
+    impossible without it.
+    """
+    return sum(
+        count * math.erfc((LARGEST_NORMAL - 1 / release.noise_multiplier) / math.sqrt(2)) / 2
+        for release, count in charges
+    )
 
 
 def _composed(

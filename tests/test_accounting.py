@@ -12,8 +12,9 @@ from opacus.accountants import PRVAccountant
 from scipy.optimize import brentq
 from scipy.stats import norm
 
+from server_app.config import make_config
 from strategies import Release, accounting, calibrate_noise_multiplier, spent
-from strategies.accounting import calibrate
+from strategies.accounting import Accountant, calibrate
 
 DELTA = 1e-5
 WITHIN = 0.005
@@ -256,3 +257,38 @@ def test_wrong_values_are_one_line(wrong: object, said: str) -> None:
     with pytest.raises(ValueError, match=said) as caught:
         wrong()  # type: ignore[operator]
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("z", "rounds", "delta", "figure"),
+    [
+        (0.1, 1, 1e-5, True),
+        (0.05, 1000, 1e-5, True),
+        (0.05, 1, 1e-100, False),
+        (0.03, 1, 1e-5, False),
+        (0.03, 1, 0.5, False),
+        (0.02, 1, 1e-5, False),
+        (1.0, 10**6, 1e-100, True),
+    ],
+)
+@pytest.mark.parametrize("accountant", ["rdp", "pld"])
+def test_no_figure_is_for_noise_that_ends_beside_a_client(
+    z: float, rounds: int, delta: float, figure: bool, accountant: Accountant
+) -> None:
+    """Numbers end at R = 36.5. What they reach in T rounds only with the client there has
+    probability T P(N > R - 1/z), which δ is not below, whatever ε."""
+    epsilon = spent([(Release(z), rounds)], delta, accountant).epsilon
+    assert math.isfinite(epsilon) == figure
+    impossible_without = rounds * norm.sf(36.47 - 1 / z)
+    if figure:
+        assert impossible_without < 1e-9 * delta
+    else:
+        assert impossible_without > 1e-9 * delta
+
+
+@pytest.mark.parametrize("delta", [0.0, 1e-300, 1e-101, 1.0, math.nan])
+def test_a_delta_that_no_tail_reaches_is_refused(delta: float) -> None:
+    with pytest.raises(ValueError, match="is not allowed: at least 1e-100, less than 1"):
+        spent([(Release(1.0), 1)], delta)
+    with pytest.raises(ValueError, match="is not allowed"):
+        make_config({"delta": delta})

@@ -387,8 +387,18 @@ def test_a_ledger_that_is_not_there_is_told(
         assert (line in capsys.readouterr().out) == told
 
 
-def test_more_noise_than_arithmetic_stands_is_refused() -> None:
-    """1e200 ended in a traceback."""
-    with pytest.raises(ConfigError, match=r"noise-multiplier = 1e\+200 is not allowed") as caught:
-        make_config({**DP, "noise-multiplier": 1e200})
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"noise-multiplier": 1e200}, "noise-multiplier = 1e+200 is not allowed"),
+        ({"participation": "poisson", "sample-rate": 1e-300}, "sample-rate = 1e-300 is not"),
+        ({"delta": 1e-300}, "delta = 1e-300 is not allowed"),
+    ],
+)
+def test_what_arithmetic_and_noise_cannot_stand_is_refused(
+    values: dict[str, Any], said: str
+) -> None:
+    """Some ended in a traceback, some in a figure that cannot hold."""
+    with pytest.raises(ConfigError, match=re.escape(said)) as caught:
+        make_config({**DP, **values})
     assert "\n" not in str(caught.value)

@@ -141,8 +141,8 @@ def _done_again(folder: Path, patch: pytest.MonkeyPatch) -> None:
             entropy,
             [
                 (
-                    "os.urandom(8 * len(part))",
-                    "np.random.default_rng(os.urandom(8)[0]).bytes(8 * len(part))",
+                    "os.urandom(8 * size)",
+                    "np.random.default_rng(os.urandom(8)[0]).bytes(8 * size)",
                 )
             ],
             _every_number,

@@ -17,7 +17,7 @@ from strategies import (
     spent,
 )
 from strategies.accounting import Release
-from strategies.entropy import SeededRandomness, SystemRandomness
+from strategies.entropy import SystemRandomness
 from strategies.noise import client_deviation, longest_noised, missing_share
 from strategies.privacy_plan import largest_poisson_cohort
 
@@ -32,40 +32,6 @@ def plan(**options: Any) -> PrivacyPlan:
             **options,
         }
     )
-
-
-# Randomness.
-
-
-def test_the_systems_normal_numbers_are_normal() -> None:
-    """A right generator fails once in 10^6 runs at each assertion."""
-    drawn = SystemRandomness().normal(200_000)
-    assert stats.kstest(drawn, "norm").pvalue > 1e-6
-    assert abs(drawn.mean()) * math.sqrt(len(drawn)) < 5
-    assert abs((drawn**2).mean() - 1) * math.sqrt(len(drawn) / 2) < 5
-    assert abs(np.corrcoef(drawn[:-1], drawn[1:])[0, 1]) * math.sqrt(len(drawn)) < 5
-    assert len(set(drawn.tolist())) == len(drawn)
-
-
-def test_the_systems_uniform_numbers_are_uniform() -> None:
-    drawn = SystemRandomness().uniform(200_000)
-    assert stats.kstest(drawn, "uniform").pvalue > 1e-6
-    assert 0 <= drawn.min() < drawn.max() < 1
-
-
-def test_extreme_words_give_finite_normal_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    for byte in (b"\x00", b"\xff"):
-        monkeypatch.setattr("strategies.entropy.os.urandom", lambda n, byte=byte: byte * n)
-        drawn = SystemRandomness().normal(3)
-        assert np.isfinite(drawn).all()
-        assert np.abs(drawn).max() < 8.4
-
-
-def test_two_calls_never_repeat_and_a_seed_always_does() -> None:
-    assert not np.array_equal(SystemRandomness().normal(9), SystemRandomness().normal(9))
-    one, again, other = (SeededRandomness(3, t).normal(9) for t in (1, 1, 2))
-    assert np.array_equal(one, again)
-    assert not np.array_equal(one, other)
 
 
 # Cohorts.
