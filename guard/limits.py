@@ -96,5 +96,5 @@ def table() -> list[str]:
     lines = ["| limit | default | why |", "| --- | --- | --- |"]
     for one in fields(Limits):
         name, reason = one.name.replace("_", "-"), one.metadata["reason"]
-        lines.append(f"| `{name}` | {one.default:g} | {reason} |")
+        lines.append(f"| `{name}` | {one.default:.10g} | {reason} |")
     return lines
