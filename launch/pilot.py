@@ -25,6 +25,8 @@ _UNCLIPPED = {
     "epsilon": 0.0,
     "max-epsilon": 0.0,
     "instruments": True,
+    # A pilot cannot be resumed: the norms of the rounds before would be missing.
+    "state-every": 0,
 }
 
 
