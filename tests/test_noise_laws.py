@@ -23,7 +23,8 @@ def rng(seed: int = 0) -> np.random.Generator:
         (NoiseLaw("gaussian", scale=3.0), stats.norm(scale=3.0)),
         (NoiseLaw("stable", alpha=1.0, scale=0.5), stats.cauchy(scale=0.5)),
     ],
-    ids=str,
+    # A distribution's own name holds its address, which differs between the tests' processes.
+    ids=lambda value: str(value) if isinstance(value, NoiseLaw) else "distribution",
 )
 def test_distribution_function(law: NoiseLaw, distribution: stats.rv_continuous) -> None:
     sample = law.draw(rng(), (4, 5000)).ravel()
