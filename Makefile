@@ -46,8 +46,10 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# In as many processes as there are cores; each of them takes some two GB.
 test: lint
-	$(BIN)/python -m pytest -m "not deployment and not docker and not slow"
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal \
+	  -m "not deployment and not docker and not slow"
 
 test-deployment: $(READY)
 	$(BIN)/python -m pytest -m "deployment and not slow"
