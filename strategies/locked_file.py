@@ -1,6 +1,7 @@
 """A file that one process at a time may write, and that is whole whenever that process ends."""
 
 import fcntl
+import io
 import os
 import stat
 from pathlib import Path
@@ -23,13 +24,14 @@ class LockedFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._held: int | None = None
+        # An object, not a descriptor: an interrupt may come between any two steps, and this is
+        # closed once however often it is asked to, and also where nobody is left to ask.
+        self._held: io.FileIO | None = None
         try:
             # For writing: over NFS nothing else can be locked exclusively.
-            descriptor = open_file(path, os.O_RDWR | os.O_NOFOLLOW, private=True)
+            self._held = _locked(path, os.O_RDWR | os.O_NOFOLLOW)
         except FileNotFoundError:
             return
-        self._held = _locked(descriptor, path)
 
     def replace(self, data: bytes) -> None:
         """Put `data` in the file's place, readable by its owner alone; on disk on return.
@@ -39,25 +41,26 @@ class LockedFile:
         part = part_of(self.path)
         # One that was left by a crash is used again: whoever writes now has it locked.
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
-        descriptor = _locked(open_file(part, flags, private=True), part)
+        file = _locked(part, flags)
         try:
             self._check_place()
-            os.ftruncate(descriptor, 0)
-            with os.fdopen(descriptor, "wb", closefd=False) as stream:
+            file.truncate(0)
+            with os.fdopen(file.fileno(), "wb", closefd=False) as stream:
                 stream.write(data)
-            os.fsync(descriptor)
+            os.fsync(file.fileno())
             part.replace(self.path)
         except BaseException:
-            os.close(descriptor)
+            file.close()
             raise
-        self.close()
-        self._held = descriptor
+        old, self._held = self._held, file
+        if old is not None:
+            old.close()
         sync_folder(self.path.parent)
 
     def close(self) -> None:
         """Let others have it."""
         if self._held is not None:
-            os.close(self._held)
+            self._held.close()
             self._held = None
 
     def _check_place(self) -> None:
@@ -65,23 +68,24 @@ class LockedFile:
             there = os.lstat(self.path)
         except FileNotFoundError:
             return
-        if self._held is None or not os.path.samestat(os.fstat(self._held), there):
+        if self._held is None or not os.path.samestat(os.fstat(self._held.fileno()), there):
             raise FileInUse
 
 
-def _locked(descriptor: int, path: Path) -> int:
-    """`descriptor`, locked, if it is what `path` stands for; else it is closed and this raises."""
+def _locked(path: Path, flags: int) -> io.FileIO:
+    """The file, opened and locked, if it is what `path` stands for then; else this raises."""
+    file = io.FileIO(open_file(path, flags, private=True), "r+")
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if not _stands_for(path, descriptor):
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not _stands_for(path, file.fileno()):
             raise FileInUse
     except BlockingIOError:
-        os.close(descriptor)
+        file.close()
         raise FileInUse from None
     except BaseException:
-        os.close(descriptor)
+        file.close()
         raise
-    return descriptor
+    return file
 
 
 def _stands_for(path: Path, descriptor: int) -> bool:

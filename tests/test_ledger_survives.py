@@ -8,10 +8,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import pytest
 
-from strategies import ClipNorm, Ledger, PoissonParticipation, PrivacyPlan, spent
+from strategies import ClipNorm, Ledger, PoissonParticipation, PrivacyPlan, locked_file, spent
 from strategies.ledger import LedgerInUse, read_charges
 
 # A run whose observer writes down every model it has seen: what an attacker may have.
@@ -102,6 +104,64 @@ def test_killed_at_random_instants(tmp_path: Path, repository: Path) -> None:
     assert parent.wait(30) == 0
     parent.stdout.close()
     assert Ledger(plan(), ledger).figure() == spent([(plan().release(), charged)], 1e-5)
+
+
+class InterruptedAt:
+    """Raises KeyboardInterrupt in the file `module` before its `step`-th instruction, as a signal's
+    handler may; `steps` counts them."""
+
+    def __init__(self, module: str, step: int) -> None:
+        self._module = module
+        self._step = step
+        self.steps = 0
+
+    def __enter__(self) -> "InterruptedAt":
+        self._before = sys.gettrace()
+        sys.settrace(self._trace)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        sys.settrace(self._before)
+
+    def _trace(self, frame: FrameType, event: str, _argument: object) -> Any:
+        if frame.f_code.co_filename != self._module:
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            self.steps += 1
+            if self.steps == self._step:
+                raise KeyboardInterrupt
+        return self._trace
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_interrupted_between_any_two_instructions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever a signal cut short is closed once: a second time is "Bad file descriptor", or closes
+    somebody else's file. Nothing stays locked, and the file is whole."""
+    monkeypatch.setattr(os, "fsync", lambda _descriptor: None)
+    module = locked_file.__file__
+    release = plan().release()
+    for step in range(1, 2000):
+        path = tmp_path / f"{step}.json"
+        ledger = Ledger(plan(), path)
+        ledger.charge(release)
+        interrupted = False
+        with InterruptedAt(module, step) as trace:
+            try:
+                ledger.charge(release)
+                ledger.close()
+            except KeyboardInterrupt:
+                interrupted = True
+        ledger.close()
+        after = Ledger(plan(), path)
+        assert after.rounds in ((1, 2) if interrupted else (2,))
+        after.charge(release)
+        after.close()
+        if not interrupted:
+            break
+    assert 50 < trace.steps < step
 
 
 def test_half_a_file_never_takes_the_ledgers_place(
