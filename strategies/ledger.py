@@ -7,7 +7,7 @@ only overstate what was spent. A later run on the same clients continues it.
 import json
 import math
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -202,6 +202,19 @@ def _of_this_kind(content: dict[str, Any], path: Path, plan: PrivacyPlan) -> lis
     return _charges_in(content, path)
 
 
+def _check_releases(releases: Sequence[Release], neighbours: object) -> None:
+    """Raises ValueError for what no plan for these neighbours is charged."""
+    if neighbours not in ("add-remove", "zero-out", "replace-one"):
+        raise ValueError(f"neighbours = {neighbours!r:.40}")
+    for release in releases:
+        if neighbours != "add-remove" and release.sample_rate < 1:
+            raise ValueError(f"sample_rate = {release.sample_rate} with neighbours = {neighbours}")
+        if neighbours != "replace-one" and release.drawn is not None:
+            raise ValueError(f"drawn = {list(release.drawn)} with neighbours = {neighbours}")
+        if release.noise_multiplier == 0:
+            raise ValueError("noise_multiplier = 0")
+
+
 def _opened(path: Path) -> LockedFile:
     try:
         path.parent.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
@@ -217,7 +230,9 @@ def _charges_in(content: dict[str, Any], path: Path) -> list[Charge]:
         charges = [read_charge(entry) for entry in content["charges"]]
         total = sum(count for _, count in charges)
         if total != content["rounds"]:
-            raise ValueError(f"rounds = {content['rounds']}, but its charges add up to {total}")
+            told = f"{content['rounds']!r:.40}"
+            raise ValueError(f"rounds = {told}, but its charges add up to {total}")
+        _check_releases([release for release, _ in charges], content["neighbours"])
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"ledger {path} is damaged: {type(error).__name__} {error}") from None
     return charges

@@ -7,13 +7,16 @@ from typing import Any
 from .accounting import Charge, Release
 
 FORMAT = 1
+# What no run can have had: more rounds or clients, or a rate that no sampler meets.
+_MOST = 10**12
+_LEAST_RATE = 2.0**-53
 
 
 def load(path: Path) -> dict[str, Any]:
     """What is in it. Raises ValueError, one line, for a file that is no ledger."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, RecursionError, ValueError) as error:
         raise ValueError(f"ledger {path} cannot be read: {error}") from None
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise ValueError(f"{path} is not a privacy ledger of format {FORMAT}")
@@ -82,17 +85,22 @@ def read_charge(entry: dict[str, Any]) -> Charge:
         size, population = drawn
         drawn = _positive(size, "drawn"), _positive(population, "drawn")
     z, rate = (_number(entry[key], key) for key in ("noise_multiplier", "sample_rate"))
+    if rate < _LEAST_RATE:
+        raise ValueError(f"sample_rate = {rate}: {_LEAST_RATE:g} or more")
     return Release(z, rate, drawn), _positive(entry["rounds"], "rounds")
 
 
 def _positive(value: object, key: str) -> int:
     # Not isinstance: true is an int of Python's too.
-    if type(value) is not int or value < 1:
-        raise ValueError(f"{key} = {value!r}: a whole number, 1 or more")
+    if type(value) is not int or not 1 <= value <= _MOST:
+        raise ValueError(f"{key} = {value!r:.40}: a whole number, 1 to {_MOST:g}")
     return value
 
 
 def _number(value: object, key: str) -> float:
     if type(value) not in (int, float):
         raise ValueError(f"{key} = {value!r}: a number")
-    return float(value)  # type: ignore[arg-type]
+    try:
+        return float(value)  # type: ignore[arg-type]
+    except OverflowError:
+        raise ValueError(f"{key} is beyond all numbers") from None

@@ -25,6 +25,7 @@ from .participation import (
     Participation,
     PoissonParticipation,
 )
+from .release import LARGEST_MULTIPLIER
 from .update_clipping import ClipNorm
 
 Neighbours = Literal["add-remove", "zero-out", "replace-one"]
@@ -81,9 +82,10 @@ class PrivacyPlan:
                 f"num_clients = {self.num_clients} with rounds = {self.rounds} is not allowed: "
                 "at least 1 each"
             )
-        if not 0 < self.noise_multiplier < math.inf:
+        if not 0 < self.noise_multiplier <= LARGEST_MULTIPLIER:
             raise ValueError(
-                f"noise_multiplier = {self.noise_multiplier} is not allowed: greater than 0"
+                f"noise_multiplier = {self.noise_multiplier} is not allowed: greater than 0, at "
+                f"most {LARGEST_MULTIPLIER:g}"
             )
         if self.max_epsilon is not None and not self.max_epsilon > 0:
             raise ValueError(f"max_epsilon = {self.max_epsilon} is not allowed: greater than 0")

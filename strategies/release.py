@@ -1,9 +1,11 @@
 """What a round releases, as inert data: accountants interpret it."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+
+# Beyond, epsilon's arithmetic overflows.
+LARGEST_MULTIPLIER = 1e12
 
 
 @dataclass(frozen=True)
@@ -23,9 +25,10 @@ class Release:
     drawn: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
-        if not 0 <= self.noise_multiplier < math.inf:
+        if not 0 <= self.noise_multiplier <= LARGEST_MULTIPLIER:
             raise ValueError(
-                f"noise multiplier = {self.noise_multiplier} is not allowed: 0 or more, finite"
+                f"noise multiplier = {self.noise_multiplier} is not allowed: 0 to "
+                f"{LARGEST_MULTIPLIER:g}"
             )
         if not 0 < self.sample_rate <= 1:
             raise ValueError(f"sample rate = {self.sample_rate} is not allowed: 0 to 1, not 0")

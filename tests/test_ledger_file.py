@@ -11,8 +11,18 @@ from typing import Any
 
 import pytest
 
-from strategies import ClipNorm, DPFedAvg, Ledger, PoissonParticipation, PrivacyPlan
+from strategies import (
+    ClipNorm,
+    DPFedAvg,
+    FixedParticipation,
+    FullParticipation,
+    Ledger,
+    PoissonParticipation,
+    PrivacyPlan,
+)
 from strategies.ledger import LedgerInUse, read_charges
+from strategies.participation import Participation
+from strategies.privacy_plan import Neighbours
 
 
 def plan() -> PrivacyPlan:
@@ -227,13 +237,14 @@ GOOD = {
 
 def bad_charges() -> Iterator[dict[str, Any]]:
     (good,) = GOOD["charges"]  # type: ignore[misc]
-    for count in (-2, 0, 2.0, 2.5, "2", True, None, [], float("nan")):
+    for count in (-2, 0, 2.0, 2.5, "2", True, None, [], float("nan"), 10**400):
         yield {**good, "rounds": count}
-    for multiplier in (-1.0, float("nan"), float("inf"), "2", True, None):
+    beyond = (0.0, 1.1e12, 1e200, 10**400)
+    for multiplier in (-1.0, float("nan"), float("inf"), "2", True, None, *beyond):
         yield {**good, "noise_multiplier": multiplier}
-    for rate in (-0.5, 0.0, 1.5, float("nan"), "1", True, None):
+    for rate in (-0.5, 0.0, 1.5, float("nan"), "1", True, None, 1e-17, 1e-300):
         yield {**good, "sample_rate": rate}
-    for drawn in ([], 0, "", [2], [2, 1], [0, 4], [1.0, 4], [True, 4], [2, 4, 8], "24"):
+    for drawn in ([2, 4], [], 0, "", [2], [2, 1], [0, 4], [1.0, 4], [True, 4], [2, 4, 8], "24"):
         yield {**good, "drawn": drawn}
     for key in good:
         yield {name: value for name, value in good.items() if name != key}
@@ -267,7 +278,54 @@ def test_what_no_run_could_have_written_is_refused(tmp_path: Path, change: dict[
     assert path.read_text() == text
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"format": 1}', "\x00" * 64])
+FIXED = FixedParticipation(2)
+
+
+@pytest.mark.parametrize(
+    ("neighbours", "participation", "charge", "allowed"),
+    [
+        ("add-remove", FullParticipation(), {}, True),
+        ("zero-out", FullParticipation(), {}, True),
+        ("zero-out", FIXED, {}, True),
+        ("zero-out", FIXED, {"sample_rate": 1e-9}, False),
+        ("zero-out", FIXED, {"drawn": [2, 4]}, False),
+        ("replace-one", FullParticipation(), {}, True),
+        ("replace-one", FIXED, {"drawn": [2, 4]}, True),
+        ("replace-one", FIXED, {"drawn": [2, 4], "sample_rate": 0.5}, False),
+        ("replace-one", FIXED, {"sample_rate": 0.5}, False),
+        ("replace-one", FIXED, {"drawn": [2, 10**400]}, False),
+    ],
+)
+def test_charges_are_those_of_its_neighbours(
+    tmp_path: Path,
+    neighbours: Neighbours,
+    participation: Participation,
+    charge: dict[str, Any],
+    allowed: bool,
+) -> None:
+    """An amplification that these neighbours do not have would understate what was spent."""
+    path = tmp_path / "spent.json"
+    entry = {"rounds": 2, "noise_multiplier": 2.0, "sample_rate": 1.0, "drawn": None, **charge}
+    path.write_text(json.dumps({**GOOD, "neighbours": neighbours, "charges": [entry]}))
+    its_plan = PrivacyPlan(ClipNorm(1.0), 2.0, 4, 100, participation, neighbours=neighbours)
+    if allowed:
+        assert Ledger(its_plan, path).rounds == 2
+        return
+    with pytest.raises(ValueError, match="is damaged: ValueError") as caught:
+        Ledger(its_plan, path)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize("noise_multiplier", [1.1e12, 1e200])
+def test_a_plan_has_no_noise_that_its_ledger_would_refuse(noise_multiplier: float) -> None:
+    with pytest.raises(ValueError, match=r"noise_multiplier = .* is not allowed: greater than 0"):
+        PrivacyPlan(ClipNorm(1.0), noise_multiplier, 4, 100)
+
+
+@pytest.mark.parametrize(
+    "text", ["[" * 100_000, "", "{", "[]", "null", '{"format": 1}', "\x00" * 64]
+)
 def test_half_a_ledger_is_none(tmp_path: Path, text: str) -> None:
     path = tmp_path / "spent.json"
     path.write_text(text)
