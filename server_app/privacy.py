@@ -3,12 +3,17 @@
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from server_app.config import ConfigError, RunConfig, clip_units, invited
-from server_app.privacy_checks import claims_privacy, has_central_claim
+from server_app.privacy_checks import (
+    OR_NO_CLAIM,
+    claims_privacy,
+    claims_sample_privacy,
+    has_central_claim,
+)
 from server_app.rounds_on_record import (
     last_round_on_record,
     rounds_before_on_record,
@@ -25,8 +30,11 @@ from strategies import (
     LocalRate,
     PoissonParticipation,
     PrivacyPlan,
+    Release,
     calibrated,
+    spent,
 )
+from strategies.accounting import Charge
 from strategies.ledger import LedgerInUse
 from strategies.ledger_file import behind_links
 from strategies.participation import Participation
@@ -35,6 +43,10 @@ from tasks.problem import Problem
 
 LEDGER = "ledger.json"
 _FROM_DATA = "clip-norm was chosen from the clients' data without privacy, which no figure covers"
+_LOCAL = (
+    "what a client's messages tell the server; its data may change at will (sensitivity 2C), and "
+    "it may be drawn in every round"
+)
 _ONLY_LOCAL = "no central figure: the sensitivity of a robust rule is unknown; see local"
 
 
@@ -93,6 +105,28 @@ def check_noise(config: RunConfig, plan: PrivacyPlan, problem: Problem) -> None:
         plan.check_resolution(first, local_rate_of(config).at_least(config.num_server_rounds))
     except ValueError as error:
         raise ConfigError(str(error)) from error
+
+
+def check_figures(config: RunConfig, plan: PrivacyPlan | None) -> None:
+    """Raises ConfigError where there is so little noise that no finite epsilon holds: a claim of
+    nothing."""
+    if plan is not None and has_central_claim(config):
+        # Infinite or not, it is whether or not the cohort is drawn.
+        charge = replace(plan.release(), drawn=None), plan.rounds
+        _require_finite(config, "noise-multiplier", plan.noise_multiplier, charge)
+    if claims_sample_privacy(config):
+        z = config.dp_sgd_noise_multiplier
+        steps = config.num_server_rounds * config.local_steps
+        charge = Release(z, config.dp_sgd_sample_rate), steps
+        _require_finite(config, "dp-sgd-noise-multiplier", z, charge)
+
+
+def _require_finite(config: RunConfig, key: str, multiplier: float, charge: Charge) -> None:
+    if math.isinf(spent([charge], config.delta).epsilon):
+        raise ConfigError(
+            f"{key} = {multiplier:g} breaks the claim: with so little noise no finite epsilon "
+            f"holds at delta = {config.delta:g}; set more, {OR_NO_CLAIM}"
+        )
 
 
 def ledger_path(config: RunConfig, folder: Path) -> Path | None:
@@ -293,7 +327,7 @@ def _entry(
         "rounds_planned": plan.rounds,
         "max_epsilon": plan.max_epsilon,
         "noise_location": plan.noise_location,
-        "claim": plan.sentence() if figure else _ONLY_LOCAL,
+        "claim": _claimed(figure, plan.sentence()) if figure else _ONLY_LOCAL,
     }
     if plan.noise_location == "client":
         local = plan.local_figure(begun)
@@ -301,13 +335,17 @@ def _entry(
             "epsilon": _finite(local.epsilon),
             "delta": plan.delta,
             "rounds": max(plan.rounds, begun),
-            "claim": "what a client's messages tell the server; its data may change at will "
-            "(sensitivity 2C), and it may be drawn in every round",
+            "claim": _claimed(local, _LOCAL),
         }
     if config.clip_norm_from_data:
         entry["claim"] += f"; {_FROM_DATA}"
         entry["clip_norm_from_data"] = True
     return entry
+
+
+def _claimed(figure: Figure, sentence: str) -> str:
+    holds = "" if math.isfinite(figure.epsilon) else "none, as no finite epsilon holds: "
+    return f"{holds}{sentence}"
 
 
 def _finite(value: float) -> float | None:

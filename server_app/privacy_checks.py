@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 PRIVATE_ALGORITHMS = ("dp-fedavg", "dp-normfedavg")
 # As for sample-rate: below, nobody is ever drawn, and sizes overflow.
 _SMALLEST_SAMPLE_RATE = 1e-9
-_OR_NO_CLAIM = "or claim-privacy = false (no figure is then reported)"
+OR_NO_CLAIM = "or claim-privacy = false (no figure is then reported)"
 
 
 def is_noised(config: "RunConfig") -> bool:
@@ -90,12 +90,12 @@ def _check_dp_sgd(config: "RunConfig") -> None:
         raise ValueError(
             f"delta = {config.delta} breaks the claim of local-dp-sgd: above dp-sgd-sample-rate / "
             f"batch-size = {most:g}, one in the examples that a client usually has, it covers a "
-            f"client that sends one of them in full; set delta = {most:g} or less, {_OR_NO_CLAIM}"
+            f"client that sends one of them in full; set delta = {most:g} or less, {OR_NO_CLAIM}"
         )
     if config.weighting == "num-examples":
         raise ValueError(
             "weighting = num-examples breaks the claim of local-dp-sgd: a client may not say how "
-            f"many examples it has; set weighting = uniform, {_OR_NO_CLAIM}"
+            f"many examples it has; set weighting = uniform, {OR_NO_CLAIM}"
         )
 
 
@@ -134,7 +134,7 @@ def _check_unused(config: "RunConfig") -> None:
 def _check_claim(config: "RunConfig") -> None:
     for broken, line in _refusals(config):
         if broken:
-            raise ValueError(f"{line}, {_OR_NO_CLAIM}")
+            raise ValueError(f"{line}, {OR_NO_CLAIM}")
 
 
 def _refusals(config: "RunConfig") -> list[tuple[bool, str]]:

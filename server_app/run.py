@@ -22,6 +22,7 @@ from server_app.posterior_recorder import PosteriorRecorder
 from server_app.posterior_report import check_posterior, report_posterior
 from server_app.privacy import (
     Standing,
+    check_figures,
     check_ledger,
     check_noise,
     ledger_path,
@@ -115,6 +116,7 @@ def prepare(config: RunConfig) -> PreparedRun:
     except ValueError as error:
         raise ConfigError(str(error)) from error
     plan = privacy_plan(config) if is_noised(config) else None
+    check_figures(config, plan)
     if plan is not None:
         check_noise(config, plan, problem)
     standing = check_ledger(config, plan, folder, saved) if plan is not None else None
