@@ -117,6 +117,19 @@ def test_they_do_not_reach_a_client(
         "postgresql://me:hun/ter2@db/mlflow",
         "mysql://db/mlflow?user=me&password=hunter2",
         "http://mlflow.example.org/?access_token=hunter2",
+        "http://mlflow.example.org/?sig=hunter2",
+        "http://mlflow.example.org/?auth=hunter2",
+        "http://mlflow.example.org/?key=hunter2",
+        "http://mlflow.example.org/?bearer=hunter2",
+        "http://mlflow.example.org/?hunter2",
+        "http://mlflow.example.org/#token=hunter2",
+        "http://mlflow.example.org/#hunter2",
+        "http://mlflow.example.org/;password=hunter2",
+        "HTTP://mlflow.example.org/a;p=hunter2/b",
+        " http://mlflow.example.org/?x=hunter2",
+        "mlflow.example.org/?x=1&Api-Key=hunter2",
+        "mlflow.example.org/#bearer=hunter2",
+        "Server=db;Pwd=hunter2",
     ],
 )
 @pytest.mark.parametrize("key", ["mlflow-uri", "data-dir", "output-dir", "task"])
@@ -150,3 +163,8 @@ def test_credentials_are_refused_and_not_shown(key: str, secret: str, tmp_path: 
 )
 def test_what_only_looks_like_credentials_is_allowed(value: str) -> None:
     assert make_config({"mlflow-uri": value}).mlflow_uri == value
+
+
+@pytest.mark.parametrize("value", ["/data/what?/a;b/c#1", "runs/key=1", "/data/a?b=c"])
+def test_a_path_may_have_any_name(value: str) -> None:
+    assert make_config({"data-dir": value}).data_dir == value
