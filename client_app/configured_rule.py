@@ -22,7 +22,7 @@ from strategies.local_rule import (
     TEMPERATURE,
     LocalRule,
 )
-from strategies.update_clipping import ClipNorm
+from strategies.update_clipping import ClipNorm, check_float32
 
 _RULES = {
     "fat-clipping-pi": CLIP_GRADIENT,
@@ -37,12 +37,26 @@ _RULES = {
 
 def check_rule(config: RunConfig, request: RoundRequest) -> None:
     """Raises PublicRefusal, so that nothing is sent, where the server's rule is not the one that
-    the configuration gives at the round's rate: another is never carried out, nor attested."""
+    the configuration gives at the round's rate, as another is never carried out, nor attested, or
+    where rate or bound are too small or too large to be kept to."""
+    _check_range(request)
     own = configured_rule(config, request)
     if request.rule != own:
         raise PublicRefusal(
             f"the server asks for the rule {request.rule}: by the run's configuration it is {own}"
         )
+
+
+def _check_range(request: RoundRequest) -> None:
+    rate, rule = request.local_lr, request.rule
+    try:
+        check_float32("the server's local-lr", rate)
+        if BOUND in rule.numbers:
+            check_float32("the server's bound", rule.numbers[BOUND])
+            if rule.name != CLIP_MODEL:
+                check_float32("the server's bound x local-lr", rule.numbers[BOUND] * rate)
+    except ValueError as error:
+        raise PublicRefusal(str(error)) from None
 
 
 def configured_rule(config: RunConfig, request: RoundRequest) -> LocalRule:

@@ -19,6 +19,7 @@ from strategies.accounting import Charge, Figure, Release, spent
 from strategies.bounding import clip
 from strategies.entropy import Randomness, SeededRandomness, SystemRandomness
 from strategies.noise import gaussian_noise
+from strategies.update_clipping import check_float32
 from tasks.datasets import Examples
 from tasks.flat_model import FlatModel
 from tasks.shards import ExampleShard, Shard
@@ -58,6 +59,9 @@ class DPSGD:
                 f"dp-sgd-sample-rate = {self.sample_rate} with batch-size = {self.batch_size} is "
                 "not allowed: a rate above 0, at most 1, and a batch of at least 1"
             )
+        check_float32("dp-sgd-clip-norm", self.clip_norm)
+        check_float32("the deviation of DP-SGD's noise", self.noise_multiplier * self.clip_norm)
+        check_float32("local-lr", self.learning_rate)
 
     def charge(self, rounds: int = 1) -> Charge:
         """What one example, there or not, is charged for `rounds` rounds of K steps."""

@@ -60,7 +60,7 @@ class RoundCost:
 
 def round_cost(config: RunConfig, request: RoundRequest) -> RoundCost:
     """What a reply costs that is made as the run's configuration and the server's request say."""
-    z, invited = drawn_noise(config, request.rule)
+    z, invited = drawn_noise(config, request)
     seeded = config.insecure_seeded_noise  # whoever knows the seed subtracts the noise
     multiplier = 0.0 if seeded else z / (2 * math.sqrt(invited))
     local = sample = (Release(multiplier), 1)

@@ -13,6 +13,7 @@ from strategies.entropy import Randomness, SeededRandomness, SystemRandomness
 from strategies.local_rule import BOUND, NOISE_MULTIPLIER, NUM_INVITED, LocalRule
 from strategies.noise import client_deviation, gaussian_noise
 from strategies.privacy_plan import largest_poisson_cohort
+from strategies.update_clipping import check_float32
 
 _NOISE_STREAM = 0x6E01
 
@@ -35,10 +36,10 @@ def noised_models(
     update that is not finite counts as 0, since NaN would pass through any noise.
 
     Raises PublicRefusal, so that nothing is sent, where the server names more clients or less noise
-    than the run's configuration allows: with less than the local figure counts on, a client does
-    not answer.
+    than the run's configuration allows, or a rate or bound at which the noise is lost in rounding:
+    with less than the local figure counts on, a client does not answer.
     """
-    z, invited = drawn_noise(config, request.rule)
+    z, invited = drawn_noise(config, request)
     if z == 0:
         return bounded_models(request.rule, start, trained, request.local_lr)
     deviation = client_deviation(z, request.rule.numbers[BOUND], invited) * request.local_lr
@@ -52,15 +53,22 @@ def noised_models(
     return noised
 
 
-def drawn_noise(config: RunConfig, rule: LocalRule) -> tuple[float, int]:
+def drawn_noise(config: RunConfig, request: RoundRequest) -> tuple[float, int]:
     """z of the noise that a client draws, and the s clients who share it; (0, 1) without noise.
 
     Raises PublicRefusal as `noised_models`.
     """
+    rule = request.rule
     if NOISE_MULTIPLIER not in rule.numbers:
         return 0.0, 1
     _check_noise(config, rule)
-    return rule.numbers[NOISE_MULTIPLIER], int(rule.numbers[NUM_INVITED])
+    z, invited = rule.numbers[NOISE_MULTIPLIER], int(rule.numbers[NUM_INVITED])
+    deviation = client_deviation(z, rule.numbers[BOUND], invited) * request.local_lr
+    try:
+        check_float32("the noise that the server asks for", deviation)
+    except ValueError as error:
+        raise PublicRefusal(str(error)) from None
+    return z, invited
 
 
 def _check_noise(config: RunConfig, rule: LocalRule) -> None:

@@ -26,7 +26,7 @@ from .participation import (
     PoissonParticipation,
 )
 from .release import LARGEST_MULTIPLIER
-from .update_clipping import ClipNorm
+from .update_clipping import ClipNorm, check_float32
 
 Neighbours = Literal["add-remove", "zero-out", "replace-one"]
 NoiseLocation = Literal["server", "client"]
@@ -105,8 +105,7 @@ class PrivacyPlan:
                 f"{1 / self.num_clients:g} it covers a server that publishes one client's data in "
                 "full; use less, or set claim = False"
             )
-        if not math.isfinite(self.clip_norm.value):
-            raise ValueError("clip_norm = inf is not allowed: a claim needs a bound")
+        check_float32("clip_norm", self.clip_norm.value)
         self._check_neighbours()
 
     def _check_neighbours(self) -> None:
@@ -190,15 +189,25 @@ class PrivacyPlan:
             who += ", against everybody but the server"
         return f"{who}; {_SENTENCES[self.relation]}"
 
+    def bound(self, local_lr: float) -> float:
+        """C in gradient units at the rate η_l = `local_lr`.
+
+        Raises ValueError where the rate, or C in either unit, is not a float32 number of full
+        precision: what is longer than C, or infinite, would pass for bounded.
+        """
+        check_float32("local rate", local_lr)
+        bound = self.clip_norm.in_gradient_units(local_lr)
+        for units, value in (("gradient", bound), ("parameter", bound * local_lr)):
+            check_float32(f"clip_norm in {units} units at local rate {local_lr:g}", value)
+        return bound
+
     def check_resolution(self, model: torch.Tensor, local_lr: float, num_invited: int = 0) -> None:
         """Raises ValueError where models near `model` [d] cannot carry the clients' shares of the
         noise at the rate η_l = `local_lr` (by default those of the largest cohort)."""
         if self.noise_location == "server":
             return
-        if local_lr == 0:
-            raise ValueError("local rate = 0 is not allowed: it has decayed to nothing")
         invited = num_invited or self.largest_cohort(self.delta / 2)
-        bound = self.clip_norm.in_gradient_units(local_lr)
+        bound = self.bound(local_lr)
         deviation = client_deviation(self.noise_multiplier, bound, invited)
         check_resolution(model, local_lr, bound, deviation)
 

@@ -61,6 +61,7 @@ class PrivateAveraging(FederatedStrategy):
         frame["participation"] = privacy.participation
         check_options(privacy, frame)
         super().__init__(**frame)
+        privacy.bound(self._rate.initial)
         self.privacy = privacy
         self._is_sum = self._aggregate is weighted_mean
         self._population: set[int] = set()
@@ -71,6 +72,7 @@ class PrivateAveraging(FederatedStrategy):
             )
         self.ledger = Ledger(privacy, ledger)
         self._over_budget = False
+        self._released: object | None = None
 
     @property
     def has_central_claim(self) -> bool:
@@ -119,8 +121,8 @@ class PrivateAveraging(FederatedStrategy):
         return longest_noised(bound, deviation, self._require_model().layout.dimension)
 
     def clip_bound(self, local_lr: float) -> float:
-        """C in gradient units."""
-        return self.privacy.clip_norm.in_gradient_units(local_lr)
+        """C in gradient units. Raises ValueError where float32 has no such bound."""
+        return self.privacy.bound(local_lr)
 
     def constrain(self, updates: torch.Tensor, bound: float) -> torch.Tensor:
         """g_i of every row of `updates` [K, d], no longer than `bound`."""
@@ -179,7 +181,18 @@ class PrivateAveraging(FederatedStrategy):
     def combine(
         self, updates: torch.Tensor, weights: torch.Tensor, report: RoundReport
     ) -> Aggregate:
-        """Bound, charge, then noise: in this order, so that a crash only overstates."""
+        """Bound, charge, then noise: in this order, so that a crash only overstates.
+
+        A row that does not stay finite counts as 0: without a noised round it would be seen.
+        Raises RuntimeError for replies to a broadcast that has been released: its cohort, and the
+        noise that its clients drew, are no new ones.
+        """
+        if self._broadcast is self._released:
+            raise RuntimeError(
+                f"round {report.server_round} has been released, and is not released again with "
+                "the same cohort and noise: call configure_train for a new one"
+            )
+        self._released = self._broadcast
         bounded = self.bound(updates, report.model, report.local_lr)
         if not self._is_sum:
             return self._combine_robustly(bounded, weights, report)
@@ -189,6 +202,9 @@ class PrivateAveraging(FederatedStrategy):
         if self._weighting == "num-examples":
             shares = weights
         total = torch.einsum("k,kd->d", shares, bounded.double())
+        if not bool(torch.isfinite(total).all()):
+            rows = torch.isfinite(bounded).all(dim=1, keepdim=True)
+            total = torch.einsum("k,kd->d", shares, bounded.double().where(rows, 0.0))
         vector = total + self._noise(self._owed(report), report) / self.privacy.cohort_size
         kept = torch.ones(len(updates), dtype=torch.bool)
         return Aggregate(vector.to(bounded.dtype), shares, kept, 0)

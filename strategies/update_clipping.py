@@ -3,7 +3,22 @@
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
+
 Units = Literal["gradient", "parameter"]
+
+
+_FLOAT32 = torch.finfo(torch.float32)
+
+
+def check_float32(name: str, value: float) -> None:
+    """Raises ValueError unless `value` is a positive number that float32 holds in full precision:
+    products of smaller ones come out too long or are 0, of larger ones infinite."""
+    if not _FLOAT32.smallest_normal <= value <= _FLOAT32.max:
+        raise ValueError(
+            f"{name} = {value:g} is not allowed: {_FLOAT32.smallest_normal:.3g} to "
+            f"{_FLOAT32.max:.3g}, which float32 holds in full precision"
+        )
 
 
 @dataclass(frozen=True)

@@ -85,11 +85,16 @@ class Client:
 
 
 def train_message(
-    config: RunConfig, server_round: int, z: float = 4.0, num_invited: int = COHORT
+    config: RunConfig,
+    server_round: int,
+    z: float = 4.0,
+    num_invited: int = COHORT,
+    local_lr: float | None = None,
 ) -> Message:
     state = load_problem(config).state()
     arrays = ArrayRecord({name: encode(value.numpy()) for name, value in state.items()})
-    told = ConfigRecord({"server-round": server_round, "local-lr": config.local_lr})
+    rate = config.local_lr if local_lr is None else local_lr
+    told = ConfigRecord({"server-round": server_round, "local-lr": rate})
     rule = LocalRule(SGD)
     if config.clip_norm:
         numbers = {BOUND: config.clip_norm}

@@ -1,6 +1,7 @@
 """A client's operator decides what it sends: a server that deviates gets a refusal, and no more."""
 
 import logging
+import math
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,37 @@ def test_a_round_that_asks_for_too_much_is_refused_before_training(
     (record,) = [r for r in caplog.records if r.levelno == logging.ERROR]
     assert record.getMessage().startswith("client 3 does not train in run 1: ")
     assert in_full in record.getMessage()
+
+
+@pytest.mark.parametrize("rate", [5e-324, 1e-39, 0.0, -0.1, math.nan, math.inf, 1e39])
+@pytest.mark.parametrize("values", [{**AT_CLIENTS, "dtype": "float64"}, DP_SGD])
+def test_a_rate_at_which_no_noise_has_its_size_is_refused_before_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, values: dict[str, Any], rate: float
+) -> None:
+    """5e-324 times any deviation below a half is 0: the reply would show the update as it is."""
+    monkeypatch.setattr(client_app, "_node", lambda _: pytest.fail("the client looked at its data"))
+    client = Client(tmp_path, "max-rounds = 3")
+    told = client.refusal(run_config(values), 1, local_lr=rate)
+    assert f"the server's local-lr = {rate:g} is not allowed" in told
+
+
+@pytest.mark.parametrize("values", [AT_CLIENTS, DP_SGD])
+def test_a_rate_is_checked_without_a_policy_too(tmp_path: Path, values: dict[str, Any]) -> None:
+    told = Client(tmp_path, ledger=False).refusal(run_config(values), 1, local_lr=5e-324)
+    assert "the server's local-lr = 4.94066e-324 is not allowed" in told
+
+
+@pytest.mark.parametrize(("bound", "rate"), [(1e-20, 1e-20), (1e12, 1e30)])
+def test_a_bound_is_checked_at_the_round_s_rate(tmp_path: Path, bound: float, rate: float) -> None:
+    config = run_config(AT_CLIENTS, clip_norm=bound, local_lr=1.0)
+    told = Client(tmp_path, "max-rounds = 3").refusal(config, 1, local_lr=rate)
+    assert f"the server's bound x local-lr = {bound * rate:g} is not allowed" in told
+
+
+@pytest.mark.parametrize("z", [1e-39, 1e45])
+def test_noise_beyond_float32_is_refused(tmp_path: Path, z: float) -> None:
+    told = Client(tmp_path, "max-rounds = 3").refusal(run_config(AT_CLIENTS), 1, z=z)
+    assert "the noise that the server asks for = " in told
 
 
 @pytest.mark.parametrize(

@@ -350,3 +350,19 @@ def test_layers_that_look_across_a_batch_are_no_danger() -> None:
     found, _ = train_dp_sgd(model, start, shard, spec(noise_multiplier=1e-9), seeded())
     expected = start - 0.5 * clipped.sum(dim=0) / 24
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"clip_norm": 5e-324},
+        {"clip_norm": 1e39},
+        {"clip_norm": 1e-30, "noise_multiplier": 1e-10},
+        {"learning_rate": 5e-324},
+        {"learning_rate": math.nan},
+    ],
+)
+def test_steps_whose_noise_would_not_have_its_size_are_refused(values: dict[str, float]) -> None:
+    """0.49 times 5e-324 is 0: a step without noise, with a figure."""
+    with pytest.raises(ValueError, match="which float32 holds in full precision"):
+        spec(**values)

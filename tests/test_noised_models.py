@@ -6,6 +6,7 @@ import pytest
 import torch
 from flwr.app import ArrayRecord
 
+from client_app.disclosure import PublicRefusal
 from client_app.messages import RoundRequest
 from client_app.private_update import noised_models
 from server_app.config import make_config
@@ -46,6 +47,24 @@ def test_a_large_model_moves_nothing_by_more_than_c(exponent: int, dtype: torch.
     # Rounding to 1/8 at most adds little to a deviation of z C.
     deviation = math.hypot(z * C, 1 / 8 / math.sqrt(12))
     assert float(moved.mean()) == pytest.approx(C, abs=5 * deviation / math.sqrt(CLIENTS))
+
+
+def test_no_noise_that_underflows_is_sent() -> None:
+    """At the rate 5e-324 a share of 0.47 deviations is 0, and the update stays 5e-324."""
+    config = make_config(
+        {
+            "algorithm": "dp-fedavg",
+            "clip-norm": 1.0,
+            "noise-multiplier": 1.5,
+            "noise-location": "client",
+            "num-clients": 10,
+        }
+    )
+    rule = LocalRule(CLIP_UPDATE, {BOUND: 1.0, NOISE_MULTIPLIER: 1.5, NUM_INVITED: 10})
+    request = RoundRequest(server_round=1, local_lr=5e-324, arrays=ArrayRecord(), rule=rule)
+    start = torch.zeros(3, dtype=torch.float64)
+    with pytest.raises(PublicRefusal, match="the noise that the server asks for = 0 is not"):
+        noised_models(config, start, start[None] - 5e-324, request, [0])
 
 
 @pytest.mark.parametrize("trained", [math.nan, math.inf, -math.inf])

@@ -165,6 +165,9 @@ def test_no_honest_noise_is_longer_than_allowed() -> None:
         ({"max_epsilon": 0.0}, "max_epsilon = 0"),
         ({"insecure_seed": 0}, "a seed for the noise breaks the claim"),
         ({"clip_norm": ClipNorm(math.inf)}, "clip_norm = inf"),
+        ({"clip_norm": ClipNorm(7.2e-43)}, "clip_norm = 7.2e-43 is not allowed"),
+        ({"clip_norm": ClipNorm(1e39)}, r"clip_norm = 1e\+39 is not allowed"),
+        ({"delta": 1e-300}, "delta = 1e-300 is not allowed"),
         ({"participation": FixedParticipation(1001)}, "1001 of 1000"),
         (
             {"participation": FixedParticipation(10), "neighbours": "add-remove"},

@@ -505,3 +505,80 @@ def test_a_client_does_not_answer_a_server_that_asks_for_too_little(z: float, in
     request = read_round(Message(content, dst_node_id=3, message_type="train"))
     with pytest.raises(ValueError, match=r"noise-multiplier|names (101|0|-4) clients"):
         noised_models(config, torch.zeros(D), torch.zeros(1, D), request, [0])
+
+
+# What float32 cannot bound, and what is released once.
+
+
+@pytest.mark.parametrize("kind", [DPFedAvg, DPNormFedAvg])
+@pytest.mark.parametrize(
+    ("clip_norm", "rate", "said"),
+    [
+        (ClipNorm(1e-20), 1e-20, "clip_norm in parameter units at local rate 1e-20 = 1e-40"),
+        (ClipNorm(1e-20, "parameter"), 1e20, "clip_norm in gradient units at local rate 1e"),
+        (ClipNorm(1e20, "parameter"), 1e-20, "clip_norm in gradient units at local rate 1e"),
+        (ClipNorm(1.0), 1e-39, "local rate = 1e-39"),
+        (ClipNorm(1.0), math.nan, "local rate = nan"),
+    ],
+)
+def test_a_threshold_that_float32_cannot_hold_is_refused(
+    kind: type[PrivateAveraging], clip_norm: ClipNorm, rate: float, said: str
+) -> None:
+    """Rows longer than C would be charged as bounded, and rows beyond all numbers skip a round."""
+    with pytest.raises(ValueError) as refused:
+        kind(plan(clip_norm=clip_norm), local_rate=rate)
+    assert str(refused.value).startswith(said)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+def test_a_row_that_does_not_stay_finite_leaves_the_round_its_noise(value: float) -> None:
+    """Otherwise the model that stays as it was would tell who was there."""
+
+    class Overflowing(DPFedAvg):
+        def constrain(self, updates: torch.Tensor, bound: float) -> torch.Tensor:
+            bounded = super().constrain(updates, bound)
+            bounded[0, 0] = value
+            return bounded
+
+    everybody = plan(participation=FullParticipation())
+    strategy = Overflowing(everybody, local_rate=LR, num_clients=CLIENTS, start_timeout=2.0)
+    total = moved(strategy, grid(update=np.ones_like))
+    # All others' rows count: C in all directions alike.
+    share = (CLIENTS - 1) * C / math.sqrt(D)
+    assert total.mean() == pytest.approx(share, abs=6 * Z * C / math.sqrt(D))
+    assert total.std() == pytest.approx(Z * C, rel=WITHIN)
+    assert strategy.ledger.rounds == 1
+
+
+@pytest.mark.parametrize("location", ["server", "client"])
+@pytest.mark.parametrize("kind", [DPFedAvg, DPNormFedAvg])
+def test_a_broadcast_is_released_once(kind: type[PrivateAveraging], location: str) -> None:
+    """A second release has the same cohort and the same noise of the clients, less who was left
+    out: their difference shows that client with a share of the noise that is charged."""
+    strategy = kind(
+        plan(noise_location=location, rounds=3),
+        local_rate=LR,
+        num_clients=CLIENTS,
+        start_timeout=2.0,
+    )
+    arrays, seen = state_of(START), grid(noisy=location == "client")
+    for server_round in (1, 2):
+        messages = list(strategy.configure_train(server_round, arrays, ConfigRecord(), seen))
+        received = list(seen.send_and_receive(messages))
+        released, _ = strategy.aggregate_train(server_round, received)
+        assert released is not None
+        with pytest.raises(RuntimeError, match=f"round {server_round} has been released"):
+            strategy.aggregate_train(server_round, received[1:])
+        assert strategy.ledger.rounds == server_round
+        again = strategy.state().arrays["model"]
+        arrays = released
+        assert np.array_equal(again, weights(arrays).astype(again.dtype))
+
+
+def test_the_last_broadcast_of_a_run_is_not_released_again() -> None:
+    strategy = DPFedAvg(plan(), local_rate=LR, num_clients=CLIENTS, start_timeout=2.0)
+    strategy.start(grid(), state_of(START), num_rounds=1)
+    with pytest.raises(RuntimeError, match="round 1 has been released"):
+        strategy.aggregate_train(1, [])
+    assert strategy.ledger.rounds == 1
