@@ -39,10 +39,10 @@ def noised_models(
     than the run's configuration allows, or a rate or bound at which the noise is lost in rounding:
     with less than the local figure counts on, a client does not answer.
     """
-    z, invited = drawn_noise(config, request)
+    z, _ = drawn_noise(config, request)
     if z == 0:
         return bounded_models(request.rule, start, trained, request.local_lr)
-    deviation = client_deviation(z, request.rule.numbers[BOUND], invited) * request.local_lr
+    deviation = _deviation(request)
     origin, noised = start.double(), torch.empty_like(trained)
     for row, model, client in zip(noised, trained, clients, strict=True):
         update = bounded_update(request.rule, origin, model.double(), request.local_lr)
@@ -62,13 +62,19 @@ def drawn_noise(config: RunConfig, request: RoundRequest) -> tuple[float, int]:
     if NOISE_MULTIPLIER not in rule.numbers:
         return 0.0, 1
     _check_noise(config, rule)
-    z, invited = rule.numbers[NOISE_MULTIPLIER], int(rule.numbers[NUM_INVITED])
-    deviation = client_deviation(z, rule.numbers[BOUND], invited) * request.local_lr
     try:
-        check_float32("the noise that the server asks for", deviation)
+        check_float32("the noise that the server asks for", _deviation(request))
     except ValueError as error:
         raise PublicRefusal(str(error)) from None
-    return z, invited
+    return rule.numbers[NOISE_MULTIPLIER], int(rule.numbers[NUM_INVITED])
+
+
+def _deviation(request: RoundRequest) -> float:
+    """η_l z C/√s: of a client's share, in the units of the model."""
+    numbers = request.rule.numbers
+    z, invited = numbers[NOISE_MULTIPLIER], int(numbers[NUM_INVITED])
+    deviation = client_deviation(z, request.rule.numbers[BOUND], invited)
+    return deviation * request.local_lr
 
 
 def _check_noise(config: RunConfig, rule: LocalRule) -> None:
