@@ -6,7 +6,6 @@ client, as in a run.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
@@ -57,13 +56,14 @@ def attack_local_claim(
             noise[run, which] = update_sent(client, plan) - updates[which]
             advance(2 * run + which + 1)
     went = (noise + updates) @ direction
-    one = replace(plan, rounds=1, delta=delta, max_epsilon=None)
+    # Of messages to this many clients, whatever their chance: all of `delta` is the mechanism's.
+    one = plan.local_release(_num_invited(plan))
     told = f"{runs} messages of a client with one data set and {runs} with another"
     found = lower_bound(went[:, 1].numpy(), went[:, 0].numpy(), delta, confidence)
     multiplier = _least_deviation(noise, direction, confidence) / max(2.0, distance)
     whole = spent([(Release(multiplier), plan.rounds)], plan.delta, "pld")
     return [
-        Finding(told, delta, one.local_figure().epsilon, found),
+        Finding(told, delta, spent([(one, 1)], delta, "rdp").epsilon, found),
         Finding(
             f"the noise in these messages, as a Gaussian's, over {plan.rounds} rounds",
             plan.delta,
@@ -88,6 +88,11 @@ def _least_deviation(noise: torch.Tensor, direction: torch.Tensor, confidence: f
     )
 
 
+def _num_invited(plan: PrivacyPlan) -> int:
+    """How many share the noise, as the client is told: the most that it answers to."""
+    return plan.largest_cohort(plan.delta / 2)
+
+
 def _silent(config: RunConfig, problem: Problem, shard: Shard) -> EngineGrid:
     """The same client, without noise."""
     return EngineGrid(config.model_copy(update={"noise_location": "server"}), problem, [shard])
@@ -99,7 +104,7 @@ def update_sent(client: EngineGrid, plan: PrivacyPlan) -> torch.Tensor:
     arrays = ArrayRecord(client.problem.state())
     told = {
         NOISE_MULTIPLIER: plan.noise_multiplier,
-        NUM_INVITED: plan.largest_cohort(plan.delta / 2),
+        NUM_INVITED: _num_invited(plan),
     }
     request = RoundRequest(1, config.local_lr, arrays, LocalRule(UNNAMED, told))
     content = RecordDict(

@@ -231,8 +231,11 @@ class PrivacyPlan:
         """
         rounds = max(self.rounds, rounds)
         s = self.largest_cohort(self.delta / 2, rounds)
-        release = Release(self.noise_multiplier / (2 * math.sqrt(s)))
-        return spent([(release, rounds)], self.delta / 2, "rdp")
+        return spent([(self.local_release(s), rounds)], self.delta / 2, "rdp")
+
+    def local_release(self, num_invited: int) -> Release:
+        """What one message tells the server of a client among s = `num_invited`."""
+        return Release(self.noise_multiplier / (2 * math.sqrt(num_invited)))
 
 
 def largest_poisson_cohort(

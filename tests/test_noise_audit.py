@@ -73,6 +73,17 @@ def test_the_size_of_the_noise_is_nearly_what_is_claimed() -> None:
     assert exact < size.claimed
 
 
+def test_a_plan_s_bound_on_delta_is_not_the_audit_s() -> None:
+    """More than 1/0.05 clients: the attack's δ = 0.05 is above 1/m, the plan's is not."""
+    config = client_recipe(num_clients=24, num_server_rounds=3)
+    result = audit(config, canaries=10, runs=2, confidence=SURE)
+    assert not result.refuted
+    local = result.findings[3]
+    assert local.delta == 0.05
+    exact = spent([(Release(2.0 / (2 * 24**0.5)), 1)], 0.05, "pld").epsilon
+    assert exact < local.claimed < 1.5 * exact
+
+
 @pytest.mark.parametrize(
     ("module", "old", "new"),
     [
