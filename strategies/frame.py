@@ -515,9 +515,18 @@ class FederatedStrategy(Strategy):
             self._update_model(model, screened, report)
         # The observers' own: what they do to it changes nothing.
         report.model = model.current.clone()
-        if not report.confidential:
-            _log_losses(report)
+        self._log_losses(report)
         return report
+
+    def _log_losses(self, report: RoundReport) -> None:
+        """Who was rejected and why; of a confidential round only where DEBUG is asked for."""
+        level = logging.DEBUG if report.confidential else logging.WARNING
+        for lost in report.rejected:
+            told = (report.server_round, lost.client, lost.reason)
+            logger.log(level, "round %d: client %d rejected: %s", *told)
+        if report.skipped:
+            told_of_round = (report.server_round, report.skipped)
+            logger.log(level, "round %d left the model as it was: %s", *told_of_round)
 
     def _update_model(self, model: GlobalModel, screened: Screened, report: RoundReport) -> None:
         began = time.monotonic()
@@ -647,18 +656,6 @@ def _claimed(contributions: Mapping[int, Contribution], key: str) -> dict[int, f
         for client, claim in claims.items()
         if claim is not None and 0 <= claim < math.inf
     }
-
-
-def _log_losses(report: RoundReport) -> None:
-    for rejection in report.rejected:
-        logger.warning(
-            "round %d: client %d rejected: %s",
-            report.server_round,
-            rejection.client,
-            rejection.reason,
-        )
-    if report.skipped:
-        logger.warning("round %d left the model as it was: %s", report.server_round, report.skipped)
 
 
 def rule_generator(seed: int, server_round: int) -> np.random.Generator:

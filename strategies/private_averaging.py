@@ -21,6 +21,7 @@ from .local_rule import BOUND, CLIP_UPDATE, NOISE_MULTIPLIER, NUM_INVITED, Local
 from .noise import client_deviation, gaussian_noise, longest_noised, missing_share
 from .privacy_plan import PrivacyPlan
 from .reports import RoundReport
+from .screening import WHO_ATTESTS
 
 _SAMPLING_STREAM = 0xD1CE
 _NOISE_STREAM = 0x6A55
@@ -72,6 +73,7 @@ class PrivateAveraging(FederatedStrategy):
             )
         self.ledger = Ledger(privacy, ledger)
         self._over_budget = False
+        self._told_of_silence = False
         self._released: object | None = None
 
     @property
@@ -266,6 +268,24 @@ class PrivateAveraging(FederatedStrategy):
     def must_stop(self) -> bool:
         """Whether the last round was withheld because it would have passed the budget."""
         return self._over_budget
+
+    def _log_losses(self, report: RoundReport) -> None:
+        """Once in a run also that nobody counted in a round, without a name or a client's words."""
+        super()._log_losses(report)
+        silent = report.confidential and report.invited and not report.accepted
+        if not silent or self._told_of_silence:
+            return
+        self._told_of_silence = True
+        rule = self._broadcast.attested
+        needed = f", and none would that does not attest {rule}: {WHO_ATTESTS}" if rule else ""
+        left = "stays as it was" if report.skipped else "moves by noise alone"
+        logger.warning(
+            "round %d: no reply counts%s. The model %s. This is said once; who was rejected and "
+            "why is logged at level DEBUG, for the operator alone",
+            report.server_round,
+            needed,
+            left,
+        )
 
     # The mechanism.
 

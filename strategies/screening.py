@@ -19,6 +19,8 @@ NUM_EXAMPLES = "num-examples"
 MAX_EXAMPLES = 10**12
 # Rules take products of up to four updates in float64; every float32 is far below this.
 MAX_UPDATE = 1e70
+# What to do about replies that do not attest a rule.
+WHO_ATTESTS = "run Blackthorn's own ClientApp there (blackthorn.client_app.app)"
 
 
 class RejectedReply(ValueError):
@@ -81,7 +83,7 @@ def _check_attestation(content: RecordDict, rule: LocalRule) -> None:
     said = "another rule than" if RULE in content else "nothing of"
     raise RejectedReply(
         f"the reply attests {said} the round's rule {rule}, which the clients must carry out: "
-        "run Blackthorn's own ClientApp there (blackthorn.client_app.app)"
+        f"{WHO_ATTESTS}"
     )
 
 

@@ -1,11 +1,12 @@
 """Who may answer: a reply counts under a rule that the clients carry out only if it attests it."""
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
 from memory_grid import DIMENSION, MemoryGrid, initial_model, quadratic_app, runs, vector_of
 
 import attacks
@@ -120,6 +121,30 @@ def test_what_the_server_enforces_it_accepts_from_any_client(kind: str) -> None:
     report, _ = one_round(ENFORCED[kind])
     assert report.rejected == []
     assert len(report.accepted) == 2
+
+
+def test_a_private_run_says_once_that_nobody_counts(caplog: pytest.LogCaptureFixture) -> None:
+    def raises(message: Message) -> Message:
+        if message.metadata.message_type == "train":
+            return Message(Error(2, "no training today"), reply_to=message)
+        return Message(RecordDict(), reply_to=message)
+
+    unaware = runs(quadratic_app(0, 10))
+    for answer, hint in ((unaware, True), (raises, False)):
+        for level, told in ((logging.INFO, 0), (logging.DEBUG, 4)):
+            caplog.clear()
+            location = "client" if hint else "server"
+            strategy = DPFedAvg(plan(location), local_rate=LR, num_clients=2)
+            grid = MemoryGrid({10: answer, 11: answer})
+            with caplog.at_level(level, logger="blackthorn"):
+                strategy.start(grid, initial_model(), num_rounds=2, timeout=30.0)
+            (warning,) = (r for r in caplog.records if r.levelno == logging.WARNING)
+            said = warning.getMessage()
+            assert said.startswith("round 1: no reply counts")
+            assert "moves by noise alone" in said
+            assert ("blackthorn.client_app.app" in said) == hint
+            assert "today" not in said
+            assert caplog.text.count("rejected: ") == told
 
 
 def test_the_noise_that_nobody_added_is_the_server_s() -> None:
