@@ -661,7 +661,7 @@ def _check_participation(config: RunConfig) -> None:
     if config.participation != "poisson" and config.sample_rate != 1.0:
         raise ValueError(
             f"sample-rate = {config.sample_rate} is not allowed with participation "
-            f"{config.participation}: set participation = poisson"
+            f"{config.participation}: set participation = poisson or sample-rate = 1"
         )
 
 

@@ -154,7 +154,7 @@ def new_ledger(config: RunConfig, folder: Path) -> str | None:
     path = ledger_path(config, folder)
     if path is None or not config.ledger or path.exists():
         return None
-    return f"warning: ledger {path} does not exist: a new one begins there, with nothing spent"
+    return f"ledger {path} does not exist: a new one begins there, with nothing spent"
 
 
 @dataclass(frozen=True)
@@ -163,13 +163,15 @@ class Standing:
 
     `rounds`: how many rounds have been charged, `rounds_before` of them to earlier runs.
     `allowed`: after how many of its rounds the budget ends the run. `ledger`: its mark, by which a
-    run that is resumed knows it again.
+    run that is resumed knows it again. `replaced_accountant`: what to tell where the figure after
+    these rounds is another accountant's than the configuration's.
     """
 
     rounds: int
     rounds_before: int
     allowed: int
     ledger: Mapping[str, Any]
+    replaced_accountant: str | None = None
 
     def own(self) -> dict[str, Any]:
         """As a private strategy's `own_values`."""
@@ -213,7 +215,8 @@ def check_ledger(
     done, rounds = saved.state.server_round, config.num_server_rounds
     before = _rounds_before(folder, ledger)
     left = ledger.rounds_allowed(plan.release(), rounds - done) if rounds > done else 0
-    return Standing(ledger.rounds, before, done + left, ledger.mark())
+    other = ledger.replaced_accountant(plan.release(), left)
+    return Standing(ledger.rounds, before, done + left, ledger.mark(), other)
 
 
 def _require_own(config: RunConfig, path: Path, ledger: Ledger, saved: Saved) -> None:
@@ -247,7 +250,8 @@ def _new_standing(config: RunConfig, plan: PrivacyPlan, path: Path, ledger: Ledg
             f"{_budget(config)} is not allowed: even one more round would pass it "
             f"(ledger {path}: {ledger.rounds} rounds, epsilon {ledger.figure().epsilon:.4g})"
         )
-    return Standing(ledger.rounds, ledger.rounds, allowed, ledger.mark())
+    other = ledger.replaced_accountant(plan.release(), allowed)
+    return Standing(ledger.rounds, ledger.rounds, allowed, ledger.mark(), other)
 
 
 def shortened(config: RunConfig, saved: Saved | None, standing: Standing | None) -> str | None:
@@ -256,11 +260,17 @@ def shortened(config: RunConfig, saved: Saved | None, standing: Standing | None)
         return None
     done = saved.state.server_round if saved is not None else 0
     since = standing.rounds - standing.rounds_before - done
+    held = {
+        "of earlier runs": standing.rounds_before,
+        "that were charged since it began, and lost or another run's": since,
+    }
+    others = " and ".join(f"{rounds} {whose}" for whose, rounds in held.items() if rounds)
+    beside = f"beside its own {done} " if done else ""
+    # Without any of them the budget is too small for the rounds, whoever has charged it.
+    why = f": {beside}the ledger holds {others}" if others else ""
     return (
-        f"warning: {_budget(config)} ends the run after {standing.allowed} of "
-        f"{config.num_server_rounds} rounds: beside its own {done} the ledger holds "
-        f"{standing.rounds_before} of earlier runs and {since} that were charged since it began, "
-        "and lost or another run's"
+        f"{_budget(config)} ends the run after {standing.allowed} of "
+        f"{config.num_server_rounds} rounds{why}"
     )
 
 
@@ -320,6 +330,8 @@ def _entry(
         "accountant": figure.accountant if figure else None,
         "noise_multiplier": plan.noise_multiplier,
         "sample_rate": plan.sample_rate,
+        "cohort_size": plan.cohort_size,
+        "num_clients": plan.num_clients,
         "neighbours": plan.relation if figure else None,
         "sampling": config.participation,
         "rounds_charged": ledger.rounds,

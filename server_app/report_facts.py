@@ -192,11 +192,24 @@ def privacy_facts(record: RunRecord) -> list[tuple[str, str]]:
         for key, label in names.items()
         if privacy.get(key) is not None
     ]
+    if privacy.get("num_clients") is not None:
+        facts.append(("clients of a round", _cohort(privacy)))
     local = privacy.get("local")
     if local:
         epsilon = "infinite" if local["epsilon"] is None else f"{local['epsilon']:.4g}"
-        facts.append(("against the server itself", f"ε = {epsilon}: {local['claim']}"))
+        figure = f"ε = {epsilon} at δ = {local['delta']:g}"
+        facts.append(("against the server itself", f"{figure}: {local['claim']}"))
     return facts
+
+
+def _cohort(privacy: Mapping[str, Any]) -> str:
+    """Who is invited, as configured: `cohort_size` of `num_clients`, by `sampling`."""
+    clients = privacy["num_clients"]
+    drawn = {
+        "fixed": f"{privacy['cohort_size']:g} of {clients} clients, drawn without replacement",
+        "poisson": f"each of {clients} clients with probability {privacy['sample_rate']:g}",
+    }
+    return drawn.get(privacy["sampling"], f"all {clients} clients")
 
 
 def sample_epsilon(record: RunRecord) -> str | None:

@@ -4,6 +4,7 @@ import contextlib
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -74,18 +75,20 @@ class PreparedRun:
     @property
     def notes(self) -> list[str]:
         """What people are to know before it starts, a line each."""
-        told = [
-            new_ledger(self.config, self.folder),
-            None if self.saved is None else how_it_goes_on(self.saved),
-            shortened(self.config, self.saved, self.standing),
-        ]
-        known = [note for note in told if note is not None]
-        return [*unused_settings(self.config), *known, *self.warnings]
+        resumed = [] if self.saved is None else [how_it_goes_on(self.saved)]
+        warned = [f"warning: {line}" for line in self.warnings]
+        return [*unused_settings(self.config), *resumed, *warned]
 
-    @property
+    @cached_property
     def warnings(self) -> list[str]:
         """Those of the notes that the run's summary and report repeat."""
-        return useless_noise(self.config, self.plan, self.problem.model.dimension)
+        told = [
+            new_ledger(self.config, self.folder),
+            shortened(self.config, self.saved, self.standing),
+            self.standing and self.standing.replaced_accountant,
+            *useless_noise(self.config, self.plan, self.problem.model.dimension),
+        ]
+        return [line for line in told if line]
 
     @property
     def own_values(self) -> dict[str, Any]:

@@ -161,6 +161,11 @@ def _privacy(record: RunRecord) -> Section:
             "(the server cannot check it)."
         )
     told = facts.privacy_facts(record)
+    if told or sample is not None:
+        texts.append(
+            "docs/privacy.md of Blackthorn says of each figure who may be the adversary, and what "
+            "is assumed."
+        )
     return Section("Privacy", texts, told, _pictures(record, "epsilon") if told else ())
 
 

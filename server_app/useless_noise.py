@@ -47,7 +47,7 @@ def _line(what: str, more: str, or_else: str, ratio: float, repeated: int) -> st
     if overall <= 1:
         return ""
     return (
-        f"warning: {what.format(ratio=f'{ratio:.3g}')}, and over the whole run {overall:.3g} times "
+        f"{what.format(ratio=f'{ratio:.3g}')}, and over the whole run {overall:.3g} times "
         f"as long as all of them together: do not expect the model to learn; what would help: "
         f"{overall:.3g} times as many {more}, 1/{overall**2:.3g} of the parameters, or {or_else}"
     )

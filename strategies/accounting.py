@@ -67,13 +67,19 @@ def spent(charges: Sequence[Charge], delta: float, accountant: Accountant = "rdp
     """
     figure, problem = _answer(charges, delta, accountant)
     if problem:
-        logger.warning(
-            "accountant %s is out of its range (%s): the figure is %s's",
-            accountant,
-            problem,
-            figure.accountant,
-        )
+        logger.warning("%s", _told(accountant, problem, figure))
     return figure
+
+
+def replaced(charges: Sequence[Charge], delta: float, accountant: Accountant) -> str | None:
+    """A line where the figure of `spent` is another accountant's than the one asked for."""
+    figure, problem = _answer(charges, delta, accountant)
+    return _told(accountant, problem, figure) if problem else None
+
+
+def _told(accountant: Accountant, problem: str, figure: Figure) -> str:
+    who = figure.accountant
+    return f"accountant {accountant} is out of its range ({problem}): the figure is {who}'s"
 
 
 def calibrate_noise_multiplier(

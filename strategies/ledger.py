@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .accounting import Charge, Figure, Release, spent
+from .accounting import Charge, Figure, Release, replaced, spent
 from .durable_file import PRIVATE_FOLDER
 from .ledger_file import FORMAT, behind_links, charge_entry, load, read_charge, refuse_copy
 from .locked_file import FileInUse, LockedFile
@@ -81,6 +81,12 @@ class Ledger:
     def figure(self) -> Figure:
         """ε of everything that was charged, by the plan's accountant."""
         return spent(self._charges, self._plan.delta, self._plan.accountant)
+
+    def replaced_accountant(self, release: Release, rounds: int) -> str | None:
+        """What to tell where, after `rounds` more of `release`, `figure` is another accountant's
+        than the plan's."""
+        charges = [*self._charges, (release, rounds)]
+        return replaced(charges, self._plan.delta, self._plan.accountant)
 
     @property
     def epsilon_rdp(self) -> float | None:

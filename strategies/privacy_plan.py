@@ -184,10 +184,10 @@ class PrivacyPlan:
 
     def sentence(self) -> str:
         """Who is protected from whom, in words."""
-        who = "client-level differential privacy of the released models"
-        if self.noise_location == "client":
-            who += ", against everybody but the server"
-        return f"{who}; {_SENTENCES[self.relation]}"
+        return (
+            "client-level differential privacy of the released models, against everybody but the "
+            f"server; {_SENTENCES[self.relation]}"
+        )
 
     def bound(self, local_lr: float) -> float:
         """C in gradient units at the rate η_l = `local_lr`.

@@ -60,6 +60,10 @@ def test_recipes_are_valid(repository: Path) -> None:
         ({"clients-per-round": 3}, "set participation = fixed"),
         ({"sample-rate": 0.5}, "set participation = poisson"),
         ({"sample-rate": 0.0}, "sample-rate = 0.0 is not allowed"),
+        (
+            {"participation": "fixed", "clients-per-round": 2, "sample-rate": 0.3},
+            "set participation = poisson or sample-rate = 1",
+        ),
         ({"task": "own-data"}, "needs a shape such as 1,28,28"),
         (
             {"algorithm": "fa-ld", "burn-in": 4, "thinning": 7},

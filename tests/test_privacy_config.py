@@ -383,8 +383,11 @@ def test_a_ledger_that_is_not_there_is_told(
     ledger = tmp_path / "ledger.json"
     for folder, told in (("one", True), ("two", False)):
         private_run(tmp_path / folder, Console(width=500), ledger=str(ledger))
-        line = f"warning: ledger {ledger} does not exist: a new one begins there"
-        assert (line in capsys.readouterr().out) == told
+        line = f"ledger {ledger} does not exist: a new one begins there, with nothing spent"
+        assert (f"warning: {line}" in capsys.readouterr().out) == told
+        summary = read_summary(tmp_path / folder)
+        assert summary is not None
+        assert (line in summary["warnings"]) == told
 
 
 @pytest.mark.parametrize(

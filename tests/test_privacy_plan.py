@@ -99,11 +99,14 @@ def test_charges_and_denominators(
         ({"participation": PoissonParticipation(0.1)}, "added or removed"),
         ({"participation": FixedParticipation(10)}, "become zero; no amplification"),
         ({"participation": FixedParticipation(10), "neighbours": "replace-one"}, "replaced"),
-        ({"noise_location": "client"}, "against everybody but the server"),
+        ({"noise_location": "client"}, "become zero"),
     ],
 )
-def test_every_figure_names_its_neighbours(options: dict[str, Any], named: str) -> None:
+def test_every_figure_names_its_neighbours_and_its_adversary(
+    options: dict[str, Any], named: str
+) -> None:
     assert named in plan(**options).sentence()
+    assert "against everybody but the server" in plan(**options).sentence()
 
 
 def test_calibration_of_a_plan() -> None:

@@ -186,7 +186,7 @@ def test_noise_at_the_clients_is_told_from_the_central_claim(tmp_path: Path) -> 
     assert page.row("what is claimed")[1] == summary["privacy"]["claim"]
     assert "chosen from the clients' data" in page.text
     local = page.row("against the server itself")[1]
-    assert local.startswith(f"ε = {summary['privacy']['local']['epsilon']:.4g}: ")
+    assert local.startswith(f"ε = {summary['privacy']['local']['epsilon']:.4g} at δ = 1e-05: ")
 
 
 def test_the_curve_of_epsilon_is_the_ledgers(tmp_path: Path) -> None:

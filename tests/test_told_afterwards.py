@@ -1,0 +1,96 @@
+"""What was told before a private run began is in its summary and report as well."""
+
+import html
+from pathlib import Path
+from typing import Any
+
+import dp_accounting
+import pytest
+from digits_runs import configuration
+from dp_accounting.rdp import RdpAccountant
+from rich.console import Console
+
+from launch.simulate import simulate
+from strategies import spent
+from strategies.accounting import Release
+
+DP = {
+    "algorithm": "dp-fedavg",
+    "clip_norm": 1.0,
+    "noise_multiplier": 2.0,
+    "participation": "poisson",
+    "sample_rate": 0.5,
+    "instruments": False,
+}
+COHORT = {
+    "participation": "fixed",
+    "sample_rate": 1.0,
+    "clients_per_round": 2,
+    "neighbours": "replace-one",
+}
+
+
+def private_run(folder: Path, console: Console | None = None, **options: Any) -> dict[str, Any]:
+    return simulate(configuration(folder, **{**DP, **options}), console or Console(quiet=True))
+
+
+def told_of_privacy(summary: dict[str, Any]) -> list[str]:
+    """The warnings without those of noise beside which nothing can be learned."""
+    return [line for line in summary["warnings"] if "expect the model to learn" not in line]
+
+
+def report_of(folder: Path) -> str:
+    return html.unescape((folder / "report.html").read_text())
+
+
+@pytest.mark.parametrize("earlier", [0, 2])
+def test_a_run_that_its_budget_ends_says_so_afterwards(
+    earlier: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A budget of four rounds, of which earlier runs have had some."""
+    ledger = str(tmp_path / "ledger.json")
+    for number in range(earlier):
+        private_run(tmp_path / f"{number}", ledger=ledger, num_server_rounds=1)
+    budget = 1.0001 * spent([(Release(2.0, 0.5), 4)], 1e-5).epsilon
+    options = {"max_epsilon": budget, "num_server_rounds": 9, "ledger": ledger, "report": True}
+    summary = private_run(tmp_path / "run", Console(width=500), **options)
+    line = f"max-epsilon = {budget:g} ends the run after {4 - earlier} of 9 rounds"
+    if earlier:
+        line += f": the ledger holds {earlier} of earlier runs"
+    assert told_of_privacy(summary)[-1] == line
+    assert summary["rounds_completed"] == 4 - earlier
+    assert f"warning: {line}\n" in capsys.readouterr().out
+    assert line in report_of(tmp_path / "run")
+
+
+@pytest.mark.parametrize(("accountant", "told"), [("prv", True), ("pld", False), ("rdp", False)])
+def test_an_accountant_that_another_stands_in_for_is_told(
+    accountant: str, told: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = {**COHORT, "accountant": accountant}
+    summary = private_run(tmp_path, Console(width=500), report=True, **options)
+    line = (
+        "accountant prv is out of its range (it knows no cohorts drawn without replacement): "
+        "the figure is pld's"
+    )
+    assert told_of_privacy(summary) == ([line] if told else [])
+    assert summary["privacy"]["accountant"] == ("pld" if told else accountant)
+    assert (f"warning: {line}" in capsys.readouterr().out) == told
+    assert (line in report_of(tmp_path)) == told
+
+
+def test_the_summary_alone_gives_the_figure_of_a_cohort(tmp_path: Path) -> None:
+    """Recomputed by dp-accounting, for cohorts without replacement of which half are drawn."""
+    summary = private_run(tmp_path, **COHORT, noise_multiplier=20.0, report=True)
+    privacy = summary["privacy"]
+    assert (privacy["cohort_size"], privacy["num_clients"]) == (2, 4)
+    noise = dp_accounting.GaussianDpEvent(privacy["noise_multiplier"] / 2)
+    event = dp_accounting.SampledWithoutReplacementDpEvent(
+        privacy["num_clients"], int(privacy["cohort_size"]), noise
+    )
+    accountant = RdpAccountant(range(2, 257), dp_accounting.NeighboringRelation.REPLACE_ONE)
+    accountant.compose(event, privacy["rounds_charged"])
+    # Orders of its own: a bound as good within a hundredth.
+    by_library = accountant.get_epsilon(privacy["delta"])
+    assert privacy["epsilon"] == pytest.approx(by_library, rel=1e-2)
+    assert "2 of 4 clients, drawn without replacement" in report_of(tmp_path)
