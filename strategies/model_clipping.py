@@ -7,6 +7,7 @@ import torch
 from .bounding import clip
 from .frame import FederatedStrategy, FrameOptions
 from .local_rule import BOUND, CLIP_MODEL, LocalRule
+from .update_clipping import ClipNorm
 
 
 class ModelClipping(FederatedStrategy):
@@ -18,9 +19,7 @@ class ModelClipping(FederatedStrategy):
 
     def __init__(self, clip_norm: float, **frame: Unpack[FrameOptions]) -> None:
         super().__init__(**frame)
-        if not clip_norm > 0:
-            raise ValueError(f"clip_norm = {clip_norm} is not allowed: greater than 0")
-        self._clip_norm = clip_norm
+        self._clip_norm = ClipNorm(clip_norm, "parameter").value
 
     def local_rule(self, local_lr: float, num_invited: int) -> LocalRule:
         """The model is clipped to c."""

@@ -71,6 +71,8 @@ class PrivacyPlan:
 
     def __post_init__(self) -> None:
         check_delta(self.delta)
+        if not isinstance(self.clip_norm, ClipNorm):
+            raise ValueError(f"clip_norm = {self.clip_norm!r} is not allowed: a ClipNorm")
         if self.accountant not in ACCOUNTANTS:
             raise ValueError(
                 f"accountant = {self.accountant!r} is not allowed: {', '.join(ACCOUNTANTS)}"

@@ -1,6 +1,7 @@
 """A bound on every client's update, given in gradient or in parameter units."""
 
 from dataclasses import dataclass
+from numbers import Real
 from typing import Literal
 
 import torch
@@ -26,15 +27,18 @@ class ClipNorm:
     """A threshold C with its unit. C_parameter = η_l · C_gradient, since Δ_i = −η_l u_i.
 
     "gradient": u_i = (w_t − w_i)/η_l, the sum of K gradients. "parameter": Δ_i = w_i − w_t.
-    Raises ValueError unless the value is positive.
+    Raises ValueError unless the value is a positive number, and the unit one of the two.
     """
 
     value: float
     units: Units = "gradient"
 
     def __post_init__(self) -> None:
-        if not self.value > 0:
-            raise ValueError(f"clip_norm = {self.value} is not allowed: greater than 0")
+        if not (isinstance(self.value, Real) and self.value > 0):
+            raise ValueError(f"clip_norm = {self.value!r} is not allowed: a number greater than 0")
+        if self.units not in ("gradient", "parameter"):
+            raise ValueError(f"clip_units = {self.units!r} is not allowed: gradient or parameter")
+        object.__setattr__(self, "value", float(self.value))
 
     def in_gradient_units(self, local_lr: float) -> float:
         """The threshold for u_i at the local learning rate η_l = `local_lr`.

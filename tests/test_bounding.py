@@ -1,11 +1,22 @@
 """clip, normalize and clip_factors against closed forms and sums by math.fsum."""
 
 import math
+import re
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from strategies import (
+    CEFedAvg,
+    ClipNorm,
+    FatClippingPI,
+    FatClippingPR,
+    ModelClipping,
+    PrivacyPlan,
+)
 from strategies.bounding import clip, clip_factors, normalize, row_norms
 
 INF = float("inf")
@@ -160,3 +171,30 @@ def test_unusable_updates(function):
         function(torch.ones(2, 2, 2), 1.0)
     with pytest.raises(ValueError, match="float32 or float64"):
         function(torch.ones(2, 2, dtype=torch.int64), 1.0)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda value: FatClippingPI(value, local_steps=2),
+        FatClippingPR,
+        CEFedAvg,
+        ModelClipping,
+        ClipNorm,
+    ],
+)
+@pytest.mark.parametrize("value", [ClipNorm(1.0), "1", None, -1.0, 0, float("nan")])
+def test_a_clip_norm_that_is_no_positive_number_is_refused_by_name(
+    make: Callable[[Any], object], value: object
+) -> None:
+    said = re.escape(f"clip_norm = {value!r} is not allowed: a number greater than 0")
+    with pytest.raises(ValueError, match=said):
+        make(value)
+    make(np.float32(1.0))
+
+
+def test_a_plan_without_a_unit_of_its_clip_norm_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"clip_norm = 3\.0 is not allowed: a ClipNorm"):
+        PrivacyPlan(3.0, 1.0, 10, 5)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="clip_units = 'metres' is not allowed: gradient or"):
+        ClipNorm(1.0, "metres")  # type: ignore[arg-type]
