@@ -227,5 +227,5 @@ class _MetricsTail:
     def show_new(self) -> None:
         for entry in read_metrics(self._folder):
             if entry["round"] > self._last:
-                self._printer.show(entry)
+                self._printer.round(entry)
                 self._last = entry["round"]

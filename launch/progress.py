@@ -4,13 +4,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-if TYPE_CHECKING:
-    from strategies.reports import RoundReport
 
 
 def round_line(entry: Mapping[str, Any], num_rounds: int) -> str:
@@ -64,7 +61,7 @@ def taken(summary: Mapping[str, Any]) -> str:
 
 
 class RoundPrinter:
-    """Observer that shows the rounds; inside a `with` block of a terminal as a bar, else as lines.
+    """Tracker that shows the rounds; inside a `with` block of a terminal as a bar, else as lines.
 
     Whatever the console, what went wrong in a round stays on the screen. `timed`: with an estimate
     of the time that is left, from which one could tell how long every round took.
@@ -95,15 +92,8 @@ class RoundPrinter:
             self._bar.stop()
             self._bar = None
 
-    def __call__(self, report: "RoundReport") -> None:
-        """Show the round; what a privacy claim covers, the person at the terminal does not see."""
-        # Imports torch, for which whoever follows a run somewhere else need not wait.
-        from server_app.run_folder import round_entry
-
-        self.show(round_entry(report))
-
-    def show(self, entry: Mapping[str, Any]) -> None:
-        """Show a metrics.jsonl entry."""
+    def round(self, entry: Mapping[str, Any]) -> None:
+        """Show a line of metrics.jsonl, in which there is nothing that a privacy claim covers."""
         if self._bar is not None:
             self._bar.show(entry)
             lines = incidents(entry)
@@ -111,6 +101,9 @@ class RoundPrinter:
             lines = [self._label + round_line(entry, self._num_rounds) + self._left(entry["round"])]
         for line in lines:
             self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        """How the run ended is told elsewhere."""
 
     def _left(self, done: int) -> str:
         if not self._timed or not 0 < done < self._num_rounds:

@@ -36,7 +36,7 @@ def simulate(
         console.print(note, markup=False, highlight=False, soft_wrap=True)
     timed = not claims_privacy(config)
     with RoundPrinter(console, config.num_server_rounds, label, timed=timed) as printer:
-        summary = execute(prepared, grid, [printer, *observers])
+        summary = execute(prepared, grid, observers, [printer])
     text = f"{label}run folder: {prepared.folder}"
     if (prepared.folder / REPORT).exists():
         text += f" (open {REPORT} in it)"

@@ -40,7 +40,7 @@ from server_app.run_counts import last_report
 from server_app.run_folder import RunFolder
 from server_app.run_report import publish
 from server_app.state_files import Saved
-from server_app.tracking import check_tracking, make_trackers
+from server_app.tracking import Tracker, check_tracking, make_trackers
 from server_app.unused_keys import unused_settings
 from server_app.useless_noise import useless_noise
 from strategies import NotEnoughClients, PrivacyPlan
@@ -127,9 +127,14 @@ def prepare(config: RunConfig) -> PreparedRun:
 
 
 def execute(
-    prepared: PreparedRun, grid: Grid, observers: Sequence[Observer] = ()
+    prepared: PreparedRun,
+    grid: Grid,
+    observers: Sequence[Observer] = (),
+    trackers: Sequence[Tracker] = (),
 ) -> dict[str, Any]:
     """Run to the end and return summary.json's content; a failure is written there and raised.
+
+    `trackers`: more of them than the configuration names.
 
     Raises RunFailed if no round changed the model, NotEnoughClients if too few connect in time,
     NotEnoughReplies after fail-after rounds in a row with too few replies. What cannot be written
@@ -139,7 +144,7 @@ def execute(
     create_folder(prepared.folder, config)
     num_classes = prepared.problem.task.num_classes
     instruments = Instruments(config.instruments, num_classes, config.seed)
-    trackers = make_trackers(config, prepared.folder)
+    trackers = [*make_trackers(config, prepared.folder), *trackers]
     with _unwritable_told():
         folder = RunFolder(
             prepared.folder, config, instruments, trackers, prepared.saved, prepared.own_values

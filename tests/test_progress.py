@@ -37,7 +37,7 @@ def test_a_line_says_it_all() -> None:
 def test_where_there_is_no_terminal_there_are_lines() -> None:
     stream = io.StringIO()
     with RoundPrinter(Console(file=stream, width=40), 12, "[x] ") as printer:
-        printer.show(ENTRY)
+        printer.round(ENTRY)
     lines = stream.getvalue().splitlines()
     assert lines == [f"[x] {line}" if n == 0 else line for n, line in
                      enumerate(round_line(ENTRY, 12).splitlines())]  # fmt: skip
@@ -48,8 +48,8 @@ def test_in_a_terminal_there_is_a_bar_and_what_went_wrong() -> None:
     stream = io.StringIO()
     console = Console(file=stream, width=120, force_terminal=True)
     with RoundPrinter(console, 12) as printer:
-        printer.show(ENTRY)
-        printer.show({"round": 4, "invited": 5, "replied": 5})
+        printer.round(ENTRY)
+        printer.round({"round": 4, "invited": 5, "replied": 5})
     shown = stream.getvalue()
     assert "client 2 rejected: [red]late[/red]" in shown
     plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown)
@@ -64,7 +64,7 @@ def test_in_a_terminal_there_is_a_bar_and_what_went_wrong() -> None:
 def test_a_quiet_console_shows_nothing() -> None:
     stream = io.StringIO()
     with RoundPrinter(Console(file=stream, force_terminal=True, quiet=True), 12) as printer:
-        printer.show(ENTRY)
+        printer.round(ENTRY)
     assert stream.getvalue() == ""
 
 
@@ -80,8 +80,8 @@ def test_an_estimate_tells_how_long_rounds_took(
         stream = io.StringIO()
         console = Console(file=stream, width=120, force_terminal=terminal, force_interactive=False)
         with RoundPrinter(console, 12, timed=timed) as printer:
-            printer.show({"round": 1})
-            printer.show({"round": 2})
+            printer.round({"round": 1})
+            printer.round({"round": 2})
         shown.append(re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", stream.getvalue()))
     assert "2/12" in shown[0]
     assert ["--:--" in shown[0] or "0:" in shown[0], "  left " in shown[1]] == [timed, timed]

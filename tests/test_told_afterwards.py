@@ -94,3 +94,14 @@ def test_the_summary_alone_gives_the_figure_of_a_cohort(tmp_path: Path) -> None:
     by_library = accountant.get_epsilon(privacy["delta"])
     assert privacy["epsilon"] == pytest.approx(by_library, rel=1e-2)
     assert "2 of 4 clients, drawn without replacement" in report_of(tmp_path)
+
+
+def test_every_round_at_the_terminal_says_what_was_spent(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    private_run(tmp_path, Console(width=500))
+    shown = [line for line in capsys.readouterr().out.splitlines() if line.startswith("round ")]
+    expected = [spent([(Release(2.0, 0.5), rounds)], 1e-5).epsilon for rounds in (1, 2, 3)]
+    assert [line.split("epsilon ")[1].split()[0] for line in shown[-3:]] == [
+        f"{epsilon:.2f}" for epsilon in expected
+    ]
