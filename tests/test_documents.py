@@ -111,19 +111,26 @@ def _package(folder: Path) -> None:
         (folder / "blackthorn" / name).symlink_to(ROOT / name)
 
 
-def _flower_project(folder: Path) -> None:
+def _flower_project(folder: Path, **options: object) -> None:
     """A Flower project's model, and a grid of seven clients on which its ServerApp runs."""
+    values = {"num-clients": 7, "model": "logistic", "local-steps": 1, **options}
     (folder / "prelude.py").write_text(
         "from server_app.config import make_config\n"
         "from simulation.engine import EngineGrid\n"
         "from tasks.problem import load_problem\n"
-        "config = make_config({'num-clients': 7, 'model': 'logistic', 'local-steps': 1})\n"
+        f"config = make_config({values})\n"
         "problem = load_problem(config)\n"
         "grid = EngineGrid(config, problem)\n"
         "class Net:\n"
         "    state_dict = staticmethod(problem.state)\n"
     )
     (folder / "epilogue.py").write_text("app(grid, None)\n")
+
+
+def _private_project(folder: Path) -> None:
+    """The same, of clients that train as DPFedAvg asks them to."""
+    options = {"clip-norm": 1.0, "noise-multiplier": 1.0, "delta": 0.01, "local-lr": 0.1}
+    _flower_project(folder, algorithm="dp-fedavg", **options)
 
 
 def _own_code(folder: Path) -> None:
@@ -142,6 +149,7 @@ SETUPS: dict[str, Callable[[Path], None]] = {
     "own-data": _own_data,
     "package": _package,
     "flower-project": _flower_project,
+    "private-project": _private_project,
     "own-code": _own_code,
 }
 
