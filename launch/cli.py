@@ -322,6 +322,8 @@ def finish(summary: dict[str, Any], as_json: bool = False, label: str = "") -> N
     said = f", accuracy {100 * accuracy:.1f} %" if accuracy is not None else ""
     epsilon = (summary.get("privacy") or {}).get("epsilon")
     said += f", epsilon {epsilon:.2f}" if epsilon is not None else ""
+    of_example = (summary.get("sample_privacy") or {}).get("epsilon")
+    said += f", epsilon of an example {of_example:.2f}" if of_example is not None else ""
     console.print(
         f"{label}{summary['status']}: {summary['rounds_completed']} rounds{taken(summary)}{said}",
         markup=False,

@@ -47,6 +47,11 @@ _LOCAL = (
     "what a client's messages tell the server; its data may change at will (sensitivity 2C), and "
     "it may be drawn in every round"
 )
+_SAMPLE = (
+    "differential privacy of every single example of a client, against everybody, the server too, "
+    "for a client that trains by DP-SGD as configured in every round; neighbours differ by one "
+    "example added or removed"
+)
 _ONLY_LOCAL = "no central figure: the sensitivity of a robust rule is unknown; see local"
 
 
@@ -115,10 +120,15 @@ def check_figures(config: RunConfig, plan: PrivacyPlan | None) -> None:
         charge = replace(plan.release(), drawn=None), plan.rounds
         _require_finite(config, "noise-multiplier", plan.noise_multiplier, charge)
     if claims_sample_privacy(config):
+        charge = _of_an_example(config, config.num_server_rounds)
         z = config.dp_sgd_noise_multiplier
-        steps = config.num_server_rounds * config.local_steps
-        charge = Release(z, config.dp_sgd_sample_rate), steps
         _require_finite(config, "dp-sgd-noise-multiplier", z, charge)
+
+
+def _of_an_example(config: RunConfig, rounds: int) -> Charge:
+    """What DP-SGD releases of one example of a client that trains in all of `rounds`."""
+    release = Release(config.dp_sgd_noise_multiplier, config.dp_sgd_sample_rate)
+    return release, rounds * config.local_steps
 
 
 def _require_finite(config: RunConfig, key: str, multiplier: float, charge: Charge) -> None:
@@ -287,6 +297,26 @@ def privacy_entry(config: RunConfig, strategy: object) -> dict[str, Any] | None:
         return None
     plan, figure = strategy.privacy, strategy.figure()
     return _entry(config, plan, strategy.ledger, figure, strategy.rounds_begun)
+
+
+def sample_privacy_entry(config: RunConfig, rounds_begun: int) -> dict[str, Any] | None:
+    """The `sample_privacy` entry of summary.json: ε at δ of one example of a client that trained in
+    every round that was begun, by RDP; None where it is not claimed.
+
+    It is of the configuration and the number of rounds alone: no client's word is in it, and it
+    tells of none.
+    """
+    if not claims_sample_privacy(config):
+        return None
+    figure = spent([_of_an_example(config, rounds_begun)], config.delta)
+    return {
+        "epsilon": _finite(figure.epsilon),
+        "delta": config.delta,
+        "accountant": figure.accountant,
+        "level": "examples of each client",
+        "rounds": rounds_begun,
+        "claim": _claimed(figure, _SAMPLE),
+    }
 
 
 def spent_so_far(strategy: object) -> dict[str, float]:

@@ -170,10 +170,20 @@ def filtered(record: RunRecord) -> Table | None:
 
 
 def privacy_facts(record: RunRecord) -> list[tuple[str, str]]:
-    """The claim in words and what it rests on; empty where nothing is claimed."""
-    privacy = (record.summary or {}).get("privacy")
-    if not privacy:
-        return []
+    """The claims in words and what they rest on; empty where nothing is claimed."""
+    summary = record.summary or {}
+    facts = _clients_privacy(summary["privacy"]) if summary.get("privacy") else []
+    if summary.get("sample_privacy"):
+        facts.append(_claim("one example of a client", summary["sample_privacy"]))
+    return facts
+
+
+def _claim(of: str, entry: Mapping[str, Any]) -> tuple[str, str]:
+    epsilon = "infinite" if entry["epsilon"] is None else f"{entry['epsilon']:.4g}"
+    return of, f"ε = {epsilon} at δ = {entry['delta']:g}: {entry['claim']}"
+
+
+def _clients_privacy(privacy: Mapping[str, Any]) -> list[tuple[str, str]]:
     names = {
         "claim": "what is claimed",
         "epsilon": "ε",
@@ -196,9 +206,7 @@ def privacy_facts(record: RunRecord) -> list[tuple[str, str]]:
         facts.append(("clients of a round", _cohort(privacy)))
     local = privacy.get("local")
     if local:
-        epsilon = "infinite" if local["epsilon"] is None else f"{local['epsilon']:.4g}"
-        figure = f"ε = {epsilon} at δ = {local['delta']:g}"
-        facts.append(("against the server itself", f"{figure}: {local['claim']}"))
+        facts.append(_claim("against the server itself", local))
     return facts
 
 

@@ -30,6 +30,7 @@ from server_app.privacy import (
     new_ledger,
     privacy_entry,
     privacy_plan,
+    sample_privacy_entry,
     shortened,
     spent_so_far,
     with_place_of_ledger,
@@ -202,7 +203,10 @@ def _federate(
     if prepared.standing is not None:
         # Also where no round had ended when the run died: it is no earlier run of its own.
         strategy.restore_own(prepared.own_values)
-    folder.set_privacy(lambda: privacy_entry(config, strategy))
+    folder.set_privacy(
+        lambda: privacy_entry(config, strategy),
+        lambda: sample_privacy_entry(config, strategy.rounds_begun),
+    )
     folder.set_spent(lambda: spent_so_far(strategy))
     folder.keep_states(strategy.state)
     try:

@@ -89,6 +89,7 @@ class RunFolder:
         self.warnings: list[str] = []
         self._confidential = False
         self._privacy: Callable[[], dict[str, Any] | None] = lambda: None
+        self._sample_privacy: Callable[[], dict[str, Any] | None] = lambda: None
         self._spent: Callable[[], Mapping[str, float]] = dict
         self._state: Callable[[], RunState] | None = None
         create_folder(path, config)
@@ -209,9 +210,14 @@ class RunFolder:
         """Why the last of them did."""
         return self._counts.last_skip
 
-    def set_privacy(self, entry: Callable[[], dict[str, Any] | None]) -> None:
-        """What the summary says of privacy; asked for when the run ends, however it ends."""
-        self._privacy = entry
+    def set_privacy(
+        self,
+        entry: Callable[[], dict[str, Any] | None],
+        sample: Callable[[], dict[str, Any] | None],
+    ) -> None:
+        """What the summary says of clients' privacy and of that of their examples; asked for when
+        the run ends, however it ends."""
+        self._privacy, self._sample_privacy = entry, sample
 
     def set_spent(self, spent: Callable[[], Mapping[str, float]]) -> None:
         """What a round's line says of the privacy spent so far; asked for in every round."""
@@ -230,6 +236,7 @@ class RunFolder:
 
     def finish(self, status: str, reason: str = "") -> dict[str, Any]:
         """Write summary.json and return what it holds; `status` is completed or failed."""
+        sample = self._sample_privacy()
         summary: dict[str, Any] = {
             **_what_ran(self._config),
             "rounds_completed": self._counts.rounds,
@@ -239,6 +246,7 @@ class RunFolder:
             **self._extra.of_run(),
             **({} if self.posterior is None else {"posterior": self.posterior}),
             "privacy": self._privacy(),
+            **({} if sample is None else {"sample_privacy": sample}),
             "warnings": self.warnings,
             "clients": None if self._confidential else self._counts.clients,
             "failures": None if self._confidential else self._counts.failures,

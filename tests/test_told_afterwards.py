@@ -1,6 +1,7 @@
 """What was told before a private run began is in its summary and report as well."""
 
 import html
+import json
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +9,10 @@ import dp_accounting
 import pytest
 from digits_runs import configuration
 from dp_accounting.rdp import RdpAccountant
+from opacus.accountants import RDPAccountant
 from rich.console import Console
 
+from launch.cli import finish
 from launch.simulate import simulate
 from strategies import spent
 from strategies.accounting import Release
@@ -105,3 +108,38 @@ def test_every_round_at_the_terminal_says_what_was_spent(
     assert [line.split("epsilon ")[1].split()[0] for line in shown[-3:]] == [
         f"{epsilon:.2f}" for epsilon in expected
     ]
+
+
+@pytest.mark.parametrize("clients_too", [False, True])
+def test_the_privacy_of_examples_is_told_where_the_run_ends(
+    clients_too: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is Opacus's figure for 3 rounds of 2 steps, and that of a client that trained in all."""
+    options = {
+        "instruments": False,
+        "local_dp_sgd": True,
+        "dp_sgd_sample_rate": 0.2,
+        "batch_size": 10,
+        "local_steps": 2,
+        "dp_sgd_noise_multiplier": 1.0,
+        "report": True,
+    }
+    if clients_too:
+        options |= {**DP, "participation": "full", "sample_rate": 1.0}
+    summary = simulate(configuration(tmp_path, **options), Console(quiet=True))
+    finish(summary)
+    told = summary["sample_privacy"]
+    opacus = RDPAccountant()
+    opacus.history = [(1.0, 0.2, 6)]
+    assert told["epsilon"] == pytest.approx(opacus.get_epsilon(1e-5), rel=1e-2)
+    assert (told["delta"], told["level"]) == (1e-5, "examples of each client")
+    assert "against everybody, the server too" in told["claim"]
+    lines = (tmp_path / ("operator.jsonl" if clients_too else "metrics.jsonl")).read_text()
+    said = json.loads(lines.splitlines()[-1])["sample_epsilon"]
+    assert set(said.values()) == {told["epsilon"]}
+    assert f", epsilon of an example {told['epsilon']:.2f}" in capsys.readouterr().out
+    assert f"ε = {told['epsilon']:.4g} at δ = 1e-05: {told['claim']}" in report_of(tmp_path)
+
+
+def test_without_dp_sgd_there_is_no_privacy_of_examples(tmp_path: Path) -> None:
+    assert "sample_privacy" not in private_run(tmp_path)
