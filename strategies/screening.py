@@ -4,6 +4,7 @@ A header can lie, so nothing is believed that was not checked on the payload its
 """
 
 import math
+import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +22,10 @@ MAX_EXAMPLES = 10**12
 MAX_UPDATE = 1e70
 # What to do about replies that do not attest a rule.
 WHO_ATTESTS = "run Blackthorn's own ClientApp there (blackthorn.client_app.app)"
+
+# What Flower makes of an exception on the client, `<class 'a.b.C'>:<'its text'>`; Python writes
+# C: its text.
+_EXCEPTION = re.compile(r"\A<class '(?:[^']*\.)?([^'.]+)'>:<'(.*)'>\Z", re.DOTALL)
 
 
 class RejectedReply(ValueError):
@@ -70,7 +75,8 @@ def screen_reply(
 def content_of(message: Message) -> RecordDict:
     """The reply's content. Raises RejectedReply if the client answered with an error."""
     if message.has_error():
-        reason = message.error.reason or "no reason given"
+        told = _EXCEPTION.sub(r"\1: \2", message.error.reason or "").removesuffix(": ")
+        reason = told or "no reason given"
         raise RejectedReply(f"error {message.error.code}: {reason}")
     if not message.has_content():
         raise RejectedReply("the reply is empty")

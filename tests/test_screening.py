@@ -11,6 +11,7 @@ import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 
+from client_app.disclosure import PublicRefusal
 from strategies.aggregation import rage
 from strategies.array_codec import HeldArray
 from strategies.delivery import Delivery
@@ -135,6 +136,31 @@ def test_an_error_reply() -> None:
     assert reason(message).startswith("error 2: no")
     rejected = screen_inbox([Delivery(4, message)], global_model(), LOCAL_LR).rejected
     assert [(r.client, r.reason) for r in rejected] == [(4, "error 2: no data [2J here")]
+
+
+@pytest.mark.parametrize(
+    ("error", "shown"),
+    [
+        (
+            PublicRefusal("the round would pass max-rounds = 2"),
+            "PublicRefusal: the round would pass",
+        ),
+        (KeyError("x"), "KeyError: 'x'"),
+        (ValueError(), "ValueError"),
+        (RuntimeError("two\nlines"), "RuntimeError: two lines"),
+        (type("Mine", (Exception,), {"__module__": "a.f.<locals>"})("b"), "Mine: b"),
+    ],
+)
+def test_an_exception_is_shown_as_python_shows_it(error: Exception, shown: str) -> None:
+    """Flower's ClientApp sends its class and its text in a form of its own."""
+    form = str(type(error)) + ":<'" + str(error) + "'>"
+    rejected = screen_inbox(
+        [Delivery(4, Message(Error(2, form), reply_to=order()))], global_model(), LOCAL_LR
+    ).rejected
+    assert rejected[0].reason.startswith(f"error 2: {shown}")
+    assert "class" not in rejected[0].reason
+    plain = "see <class 'int'>:<'1'> there"
+    assert reason(Message(Error(2, plain), reply_to=order())) == f"error 2: {plain}"
 
 
 def test_an_error_without_a_reason() -> None:
