@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import textwrap
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -272,6 +273,19 @@ def test_the_wheel_holds_the_app_and_nothing_at_the_top_but_blackthorn(
     ):
         assert f"blackthorn/{package}/__init__.py" in names
     assert not [name for name in names if "__pycache__" in name or "/tests/" in name]
+
+
+def test_the_images_are_built_from_all_that_the_wheel_holds(repository: Path) -> None:
+    project = tomllib.loads((repository / "pyproject.toml").read_text())
+    wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
+    needed = {*wheel["packages"], *wheel["force-include"]}
+    assert {"guard", "strategies", "pyproject.toml"} <= needed
+    let_through = {
+        line.removeprefix("!")
+        for line in (repository / ".dockerignore").read_text().splitlines()
+        if line.startswith("!")
+    }
+    assert needed - let_through == set()
 
 
 def test_in_a_project_with_strategies_of_its_own(python: Path, project: Path) -> None:
