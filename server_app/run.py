@@ -17,7 +17,7 @@ from attacks import AttackingGrid, fixed_corrupt, redrawn_corrupt
 from attacks.registry import OwnAttackFailed
 from server_app.build import build_strategy, check_names
 from server_app.config import ConfigError, RunConfig
-from server_app.folder_place import choose_folder, create_folder
+from server_app.folder_place import OPERATOR, choose_folder, create_folder
 from server_app.instruments import Instruments
 from server_app.posterior_recorder import PosteriorRecorder
 from server_app.posterior_report import check_posterior, report_posterior
@@ -55,6 +55,8 @@ from tasks.problem import Problem, load_problem
 
 logger = logging.getLogger("blackthorn")
 
+_WITHHELD = f"who does not count in a round, and why, is told in the run folder's {OPERATOR} alone"
+
 
 class RunFailed(RuntimeError):
     """The run did not do what it was started for; the message says why, in one line."""
@@ -78,7 +80,8 @@ class PreparedRun:
         """What people are to know before it starts, a line each."""
         resumed = [] if self.saved is None else [how_it_goes_on(self.saved)]
         warned = [f"warning: {line}" for line in self.warnings]
-        return [*unused_settings(self.config), *resumed, *warned]
+        withheld = [_WITHHELD] if claims_privacy(self.config) else []
+        return [*unused_settings(self.config), *resumed, *warned, *withheld]
 
     @cached_property
     def warnings(self) -> list[str]:

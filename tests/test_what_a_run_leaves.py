@@ -19,6 +19,7 @@ from launch.simulate import simulate
 from server_app.config import ConfigError
 from server_app.folder_place import RELEASED, WITHHELD, create_folder
 from server_app.privacy import privacy_of_dead_run
+from server_app.run import prepare
 from server_app.run_folder import read_summary, write_failure
 from server_app.run_report import publish
 from strategies import NotEnoughClients
@@ -244,6 +245,15 @@ def test_how_long_a_private_run_took_is_not_told(
     assert unclaimed["wall_seconds"] > 0
     finish(unclaimed)
     assert f"in {unclaimed['wall_seconds']:.1f} s" in capsys.readouterr().out
+
+
+def test_a_private_run_says_where_rejections_are_whether_or_not_there_are_any(
+    tmp_path: Path,
+) -> None:
+    for private in (True, False):
+        config = configuration(tmp_path / str(private), **PRIVATE, claim_privacy=private)
+        told = " ".join(prepare(config).notes)
+        assert ("is told in the run folder's operator.jsonl alone" in told) == private
 
 
 def test_the_summary_of_a_private_run_does_not_say_who_was_missing(tmp_path: Path) -> None:
