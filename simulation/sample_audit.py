@@ -55,15 +55,18 @@ def attack_sample_claim(
             seen[present].append(_statistics(replies, problem.model, start, direction))
             advance(2 * run + 1 + (not present))
     names = sorted({name for told in (*seen[True], *seen[False]) for name in told})
+    # What is always the same tells nothing, and must not weaken what the others tell.
+    names = [name for name in names if np.ptp(_values([*seen[True], *seen[False]], name)) > 0]
     # A figure may be larger with the example or smaller. Each of so many bounds is so much surer.
-    sure = 1 - (1 - confidence) / (2 * len(names))
-    found = max(
+    sure = 1 - (1 - confidence) / max(1, 2 * len(names))
+    bounds = [
         lower_bound(
             sign * _values(seen[True], name), sign * _values(seen[False], name), delta, sure
         )
         for name in names
         for sign in (1, -1)
-    )
+    ]
+    found = max(bounds, default=0.0)
     claimed = dp_sgd_of(config, config.local_lr).figure(1, delta).epsilon
     told = f"{runs} rounds of a client with one example more and {runs} without"
     return Finding(told, delta, claimed, found)

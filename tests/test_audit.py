@@ -176,7 +176,7 @@ def test_the_attack_leaves_a_right_dp_sgd_alone() -> None:
 def test_the_attack_comes_near_the_claim() -> None:
     """z = 1 without sampling, one step: above nothing, and never above what is exact."""
     config = sample_recipe(dp_sgd_noise_multiplier=1.0, dp_sgd_sample_rate=1.0)
-    (finding,) = audit(config, runs=1500, confidence=SURE).findings
+    (finding,) = audit(config, runs=3000, confidence=SURE).findings
     exact = spent([(Release(1.0), 1)], 0.05, "pld").epsilon
     assert 0.1 * exact < finding.found < exact
 
@@ -206,7 +206,7 @@ def test_the_attack_finds_the_cheat(
 ) -> None:
     values = {"dp_sgd_noise_multiplier": 20.0, **options}
     with mutated(module, (old, new)):
-        assert audit(sample_recipe(**values), runs=100).refuted
+        assert audit(sample_recipe(**values), runs=200).refuted
 
 
 LONG = {"model": "mlp-64", "noise_multiplier": 5.0, "num_server_rounds": 20, "local_steps": 1}
