@@ -43,7 +43,7 @@ def tell_start(config: RunConfig, folder: Path) -> None:
 def tell_round(report: "RoundReport") -> None:
     """Observer: the round, as its operator may see it."""
     # Imports torch, for which whoever reads these lines need not wait.
-    from server_app.run_folder import operator_entry, round_entry
+    from server_app.round_entries import operator_entry, round_entry
 
     tell("round", {**round_entry(report), **operator_entry(report)})
 

@@ -4,7 +4,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -14,7 +14,7 @@ import tomli_w
 from safetensors.numpy import save
 
 from attacks.own_code import keep
-from server_app.client_history import CLIENTS, client_fields, history_entry
+from server_app.client_history import CLIENTS, history_entry
 from server_app.config import OWN_CODE_KEYS, RunConfig, to_mapping
 from server_app.folder_place import (
     CHECKPOINTS,
@@ -29,6 +29,7 @@ from server_app.folder_place import (
 )
 from server_app.line_log import LineLog, finite
 from server_app.privacy_checks import claims_privacy
+from server_app.round_entries import operator_entry, round_entry
 from server_app.run_counts import Counts, cohort_of, failures_in
 from server_app.state_files import Saved, forget_after, forget_all, read_saved, write_saved
 from server_app.tracking import Tracker
@@ -357,52 +358,6 @@ def _count_clients(entries: Sequence[Mapping[str, Any]]) -> dict[str, int]:
         "rejected": sum(len(e["rejected"]) for e in entries),
         **({"surplus": surplus} if surplus else {}),
     }
-
-
-# What clients call their metrics must not hide what the server says of the round.
-_OWN_KEYS = (
-    *("round", "local_lr", "invited", "replied", "rejected", "filtered", "over_bound"),
-    *("seconds", "evaluated_by", "skipped", "instruments", "catastrophic_failure"),
-    *("sample_epsilon", "epsilon_rdp", "rounds_charged", "surplus", "refused"),
-)
-
-
-def round_entry(report: RoundReport) -> dict[str, Any]:
-    """One line of metrics.jsonl: under a privacy claim nothing of single clients or the cohort."""
-    entry = {**_public_entry(report), **({} if report.confidential else _cohort_entry(report))}
-    if report.evaluated_by:
-        entry["evaluated_by"] = report.evaluated_by
-    return entry
-
-
-def operator_entry(report: RoundReport) -> dict[str, Any]:
-    """One line of operator.jsonl, which is not part of what is released."""
-    return {"round": report.server_round, **_cohort_entry(report), **client_fields(report)}
-
-
-def _public_entry(report: RoundReport) -> dict[str, Any]:
-    own = {key: value for key, value in report.metrics.items() if key not in _OWN_KEYS}
-    return {"round": report.server_round, **own, "local_lr": report.local_lr}
-
-
-def _cohort_entry(report: RoundReport) -> dict[str, Any]:
-    entry: dict[str, Any] = {
-        "invited": len(report.invited),
-        "replied": len(report.accepted),
-        "rejected": [{"client": r.client, "reason": r.reason} for r in report.rejected],
-        "filtered": report.filtered,
-        "over_bound": report.over_bound,
-        "seconds": {phase: round(s, 4) for phase, s in report.seconds.items()},
-    }
-    if report.sample_epsilons:
-        entry["sample_epsilon"] = {str(c): e for c, e in report.sample_epsilons.items()}
-    if report.surplus:
-        entry["surplus"] = report.surplus
-    if report.skipped:
-        entry["skipped"] = report.skipped
-    if report.refusals:
-        entry["refused"] = [asdict(refusal) for refusal in report.refusals]
-    return entry
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:

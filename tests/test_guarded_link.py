@@ -16,7 +16,7 @@ from guard import service
 from guard.checks import Sizes
 from guard.records import Records
 from launch.ports import LOOPBACK
-from server_app.run_folder import operator_entry, round_entry
+from server_app.round_entries import operator_entry, round_entry
 from strategies import GFedAvg, RoundReport
 from strategies.enrolment import ClientRegistry
 from strategies.guarded_link import REPORT, GuardedLink, Refusal
