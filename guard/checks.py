@@ -45,6 +45,12 @@ class Store(Protocol):
     def children(self, object_id: str) -> set[str] | None:
         """The objects of which a stored object says it consists; None where nobody needs to ask."""
 
+    def has_run(self, run_id: int) -> bool:
+        """Whether there is such a run, under way or ended."""
+
+    def fault(self, message: Any) -> str | None:
+        """Why Flower could not read an announced message."""
+
 
 @dataclass
 class Order:
@@ -159,6 +165,9 @@ class Node:
             raise Refused("shape", "a time that is not finite, or negative")
         if message.content.ByteSize():
             raise Refused("shape", "content in the announcement: it is uploaded afterwards")
+        fault = self._store.fault(message)
+        if fault:
+            raise Refused("shape", f"what is no message: {fault}")
 
     def _order(self, metadata: Any) -> Order:
         """The message that is answered; Refused for one that this node was not sent."""
@@ -203,8 +212,14 @@ class Node:
                 return answer
         raise Refused("object", "an object that no open answer of this node has")
 
+    def _check_run(self, request: Any) -> None:
+        """Flower looks up the run before it looks whether there is one."""
+        if not self._store.has_run(request.run_id):
+            raise Refused("no run", f"there is no run {request.run_id}", offence=False)
+
     def _check_confirm(self, request: Any) -> None:
         """Flower deletes what is confirmed, so that it must be this node's."""
+        self._check_run(request)
         if request.message_object_id in self._orders:
             return
         found = self._store.addressee(request.message_object_id)
@@ -217,6 +232,7 @@ class Node:
 _CHECKS: dict[str, Callable[[Node, Any], None]] = {
     "PushMessages": Node._check_push,
     "PushObject": Node._check_object,
+    "PullObject": Node._check_run,
     "ConfirmMessageReceived": Node._check_confirm,
 }
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import grpc
+from flwr.common.serde import message_from_proto
 from sqlalchemy.exc import OperationalError
 
 from .limits import Limits
@@ -28,6 +29,7 @@ _MAKE_SERVER = "generic_create_grpc_server"
 _UNGUARDED = ("--fleet-api-type", "--enable-http-api")
 # What gRPC itself may buffer beyond a request that the gate would refuse by its size.
 _FRAMING = 64 * 1024
+_LONGEST_FAULT = 100
 
 FLEET = "/flwr.proto.Fleet/"
 
@@ -69,6 +71,18 @@ class FlowerState:
         entries = getattr(self._store_factory.store(), "store", None)
         entry = entries.get(object_id) if entries is not None else None
         return None if entry is None else set(entry.child_object_ids)
+
+    def has_run(self, run_id: int) -> bool:
+        """Whether there is such a run, under way or ended."""
+        return run_id in self._state_factory.state().get_run_status({run_id})
+
+    def fault(self, message: Any) -> str | None:
+        """Why Flower could not read an announced message: it raises what it says of it."""
+        try:
+            message_from_proto(message)
+        except Exception as error:
+            return f"{error}"[:_LONGEST_FAULT]
+        return None
 
     def is_task(self, token: str) -> bool:
         """Whether it is the token of a ServerApp that runs."""

@@ -6,6 +6,7 @@ the Control API and a ServerApp would.
 
 import contextlib
 import importlib
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,6 +43,7 @@ from launch.certs import make
 from launch.ports import LOOPBACK, free_loopback_ports
 
 MEMORY = ":flwr-in-memory:"
+_HEARTBEAT_SECONDS = 5.0
 
 
 @dataclass
@@ -54,7 +56,6 @@ class Fleet:
     records: Records | None
     sizes: Sizes
     run_id: int
-    task_id: int
     sent: list[str] = field(default_factory=list)
 
     def node(self) -> Peer:
@@ -74,8 +75,7 @@ class Fleet:
         return Peer(self.address, self.ca, generate_key_pairs(), 4711)
 
     def send(self, peer: Peer, num_parameters: int = 1000) -> str:
-        """A train message for the node, as a ServerApp sends it, which lives; its id."""
-        self.state.acknowledge_task_heartbeat(self.task_id)
+        """A train message for the node, as a ServerApp sends it; its id."""
         rng = np.random.default_rng(len(self.sent))
         model = rng.standard_normal(num_parameters).astype(np.float32)
         content = RecordDict(
@@ -196,8 +196,10 @@ def fleet(
     port = server.bound_address.rpartition(":")[2]
     host = "localhost" if tls else LOOPBACK
     ca = (folder / "certs" / "ca.crt").read_bytes() if tls else None
+    run_id, task_id = _running_run(state)
     try:
-        yield Fleet(f"{host}:{port}", ca, state, records, sizes, *_running_run(state))
+        with _living(state, task_id):
+            yield Fleet(f"{host}:{port}", ca, state, records, sizes, run_id)
     finally:
         server.stop(0).wait(10)
 
@@ -220,3 +222,21 @@ def _running_run(state: Any) -> tuple[int, int]:
     (task,) = state.get_tasks(run_ids=[run_id]) if run_id else ()
     assert state.claim_task(task.task_id) and state.activate_task(task.task_id)
     return run_id, task.task_id
+
+
+@contextlib.contextmanager
+def _living(state: Any, task_id: int) -> Iterator[None]:
+    """The ServerApp of the task lives, however long its messages take."""
+    ended = threading.Event()
+
+    def beat() -> None:
+        while not ended.wait(_HEARTBEAT_SECONDS):
+            state.acknowledge_task_heartbeat(task_id)
+
+    beating = threading.Thread(target=beat, name="heartbeat", daemon=True)
+    beating.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        beating.join()

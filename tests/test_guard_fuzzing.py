@@ -43,11 +43,12 @@ REQUESTS = {
 }
 # The announcements have most to be checked. (Who unregisters has no more to say.)
 METHODS = [*(m for m in REQUESTS if m != "UnregisterNode"), *8 * ["PushMessages"]]
-# What a request that is wrong may be told. UNKNOWN would be an exception that nobody foresaw.
+# What a request that is wrong may be told. INTERNAL and UNKNOWN would be exceptions that nobody
+# foresaw.
 ANSWERS = {
     *(grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED),
     *(grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED_PRECONDITION),
-    *(grpc.StatusCode.NOT_FOUND, grpc.StatusCode.ALREADY_EXISTS, grpc.StatusCode.INTERNAL),
+    *(grpc.StatusCode.NOT_FOUND, grpc.StatusCode.ALREADY_EXISTS),
     *(grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE),
 }
 
@@ -184,7 +185,8 @@ def _make_likely(data: st.DataObject, made: dict[str, Any], known: dict[str, lis
     wrong = data.draw(st.sets(st.sampled_from(sorted(right)), max_size=1))
     mended = {name: value for name, value in right.items() if name not in wrong}
     message["metadata"] = {**message.get("metadata", {}), **mended}
-    message.pop("content", None)
+    message.pop("error", None)
+    message["content"] = {}
     made["message_object_trees"], made["messages_list"] = [tree], [message]
     made["clientapp_runtime_list"] = []
 
