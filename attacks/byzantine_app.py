@@ -6,9 +6,10 @@ same colluders send in a simulation. Without them, or while the service is away,
 sees its own update alone (b = 1). What all then still have in common is the seed in the round's
 config, from which the shared vector of `gradient-shift` comes.
 
-The train message's ConfigRecord "config" may hold "server-round", "client-id", "num-invited"
-(K), "seed" and the local learning rate "local-lr"; without the rate, updates are taken in
-parameter units. The environment variable BLACKTHORN_ATTACK_SECONDS says how late `slow` is.
+The train message's ConfigRecord "config" may hold "server-round", "client-id", "seed" and the
+local learning rate "local-lr"; without the rate, updates are taken in parameter units. K, how many
+clients answer in the round, is what the run's configuration leads to expect. The environment
+variable BLACKTHORN_ATTACK_SECONDS says how late `slow` is.
 """
 
 import logging
@@ -23,7 +24,7 @@ from .label_flip import POISON_KEY
 from .model_records import ARRAYS, FlatModel
 from .randomness import client_generator, round_generator
 from .registry import DataAttack, ReplyAttack, VectorAttack, get
-from .round_config import number, round_config
+from .round_config import expected_cohort, number, round_config
 
 logger = logging.getLogger("blackthorn")
 
@@ -50,7 +51,7 @@ class ByzantineApp(ClientApp):
             return self._attack(reply)
         if not reply.has_content():
             return reply
-        return _lie(self._attack, message, reply, self._accomplices)
+        return _lie(self._attack, message, context, reply, self._accomplices)
 
     def _train_on_poison(self, attack: DataAttack, message: Message, context: Context) -> Message:
         """Train under a node config that names the poison, as the node's operator may."""
@@ -69,7 +70,11 @@ def byzantine_app(
 
 
 def _lie(
-    attack: VectorAttack, message: Message, reply: Message, accomplices: Accomplices | None
+    attack: VectorAttack,
+    message: Message,
+    context: Context,
+    reply: Message,
+    accomplices: Accomplices | None,
 ) -> Message:
     config = round_config(message)
     local_lr = number(config, "local-lr", 1.0)
@@ -79,7 +84,7 @@ def _lie(
     updates, row = (own.unsqueeze(0), 0) if together is None else together
     vectors = attack(
         updates,
-        num_clients=int(number(config, "num-invited", 1)),
+        num_clients=expected_cohort(context),
         generator=_generator(attack, config, together is not None),
     )
     return model.forge(reply, vectors[row], local_lr)

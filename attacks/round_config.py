@@ -1,6 +1,6 @@
 """What a train message's ConfigRecord tells a corrupt client about the round."""
 
-from flwr.app import ConfigRecord, Message
+from flwr.app import ConfigRecord, Context, Message
 
 CONFIG = "config"  # the record of a message that holds the round's instructions
 RULE = "rule"  # the record that says what the clients do, which a liar's reply attests, too
@@ -9,6 +9,20 @@ RULE = "rule"  # the record that says what the clients do, which a liar's reply 
 def round_config(message: Message) -> ConfigRecord:
     """The round's instructions; empty if the message has none."""
     return message.content.config_records.get(CONFIG, ConfigRecord())
+
+
+def expected_cohort(context: Context) -> int:
+    """K as a corrupt client can know it, from the run's configuration: how many are asked in a
+    round, the mean for Poisson participation. No message tells it how many were, since that would
+    tell who was. 1 where the run is none of ours.
+    """
+    run = context.run_config
+    count = run.get("num-clients", 1)
+    if run.get("participation") in ("fixed", "with-replacement"):
+        count = run.get("clients-per-round", count)
+    if run.get("participation") == "poisson":
+        count = float(run.get("sample-rate", 1.0)) * float(count)
+    return max(1, round(float(count)))
 
 
 def number(config: ConfigRecord, key: str, default: int | float | None = None) -> int | float:

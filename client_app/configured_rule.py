@@ -2,7 +2,7 @@
 
 from client_app.disclosure import PublicRefusal
 from client_app.messages import RoundRequest
-from server_app.config import RunConfig, clip_units
+from server_app.config import RunConfig, clip_units, noise_shares
 from server_app.privacy_checks import is_noised
 from strategies.local_rule import (
     BOUND,
@@ -12,8 +12,8 @@ from strategies.local_rule import (
     LANGEVIN,
     LOCAL_STEPS,
     NOISE_MULTIPLIER,
+    NOISE_SHARES,
     NORMALIZE_UPDATE,
-    NUM_INVITED,
     PRIOR_PRECISION,
     SGD,
     SHARED_FRACTION,
@@ -80,8 +80,8 @@ def configured_rule(config: RunConfig, request: RoundRequest) -> LocalRule:
     if name == CLIP_GRADIENT:
         numbers[LOCAL_STEPS] = config.local_steps
     if is_noised(config) and config.noise_location == "client":
-        # What the configuration leaves to the server is checked where the noise is added.
-        told = request.rule.numbers
-        numbers[NOISE_MULTIPLIER] = config.noise_multiplier or told.get(NOISE_MULTIPLIER, 0.0)
-        numbers[NUM_INVITED] = told.get(NUM_INVITED, 0)
+        # A z that the configuration leaves to the server is checked where the noise is added.
+        told = request.rule.numbers.get(NOISE_MULTIPLIER, 0.0)
+        numbers[NOISE_MULTIPLIER] = config.noise_multiplier or told
+        numbers[NOISE_SHARES] = noise_shares(config)
     return LocalRule(name, numbers)

@@ -46,27 +46,27 @@ class PolicyRefusal(PublicRefusal):
 class RoundCost:
     """What one reply tells the server.
 
-    noise_multiplier: z of the noise that the clients draw, 0 where they draw none; num_invited: the
-    s clients who share it. local: the reply as a release of all the client's data, which may change
+    noise_multiplier: z of the noise that the clients draw, 0 where they draw none; shares: s, in
+    how many shares. local: the reply as a release of all the client's data, which may change
     at will (sensitivity 2C, multiplier z/(2√s); 0 where nothing bounds it). sample: the same for
     one example.
     """
 
     noise_multiplier: float
-    num_invited: int
+    shares: int
     local: Charge
     sample: Charge
 
 
 def round_cost(config: RunConfig, request: RoundRequest) -> RoundCost:
     """What a reply costs that is made as the run's configuration and the server's request say."""
-    z, invited = drawn_noise(config, request)
+    z, shares = drawn_noise(config, request)
     seeded = config.insecure_seeded_noise  # whoever knows the seed subtracts the noise
-    multiplier = 0.0 if seeded else z / (2 * math.sqrt(invited))
+    multiplier = 0.0 if seeded else z / (2 * math.sqrt(shares))
     local = sample = (Release(multiplier), 1)
     if config.local_dp_sgd:
         sample = (Release(0.0), 1) if seeded else dp_sgd_of(config, request.local_lr).charge()
-    return RoundCost(z, invited, local, sample)
+    return RoundCost(z, shares, local, sample)
 
 
 class Policy(BaseModel):
@@ -147,10 +147,10 @@ class Policy(BaseModel):
                 f"noise-multiplier = {_drawn(z, config)} is not allowed: at least {least:g}",
             )
         most = self.max_cohort
-        if most is not None and z > 0 and cost.num_invited > most:
+        if most is not None and z > 0 and cost.shares > most:
             raise PolicyRefusal(
-                f"{cost.num_invited} clients share the noise, more than the client's max-cohort",
-                f"a cohort of {cost.num_invited} clients is not allowed: at most {most}",
+                f"{cost.shares} clients share the noise, more than the client's max-cohort",
+                f"a cohort of {cost.shares} clients is not allowed: at most {most}",
             )
         z = config.dp_sgd_noise_multiplier if config.local_dp_sgd else 0.0
         least = self.min_dp_sgd_noise_multiplier

@@ -8,11 +8,10 @@ import torch
 from client_app.bounding import bounded_models, bounded_update
 from client_app.disclosure import PublicRefusal
 from client_app.messages import RoundRequest
-from server_app.config import RunConfig
+from server_app.config import RunConfig, noise_shares
 from strategies.entropy import Randomness, SeededRandomness, SystemRandomness
-from strategies.local_rule import BOUND, NOISE_MULTIPLIER, NUM_INVITED, LocalRule
+from strategies.local_rule import BOUND, NOISE_MULTIPLIER, NOISE_SHARES, LocalRule
 from strategies.noise import client_deviation, gaussian_noise
-from strategies.privacy_plan import largest_poisson_cohort
 from strategies.update_clipping import check_float32
 
 _NOISE_STREAM = 0x6E01
@@ -27,17 +26,17 @@ def noised_models(
 ) -> torch.Tensor:
     """Models [B, d] with the bounded updates of `trained` [B, d] from `start` [d], and noise.
 
-    By the round's rule: every g_i gets N(0, (z C)²/s I) in gradient units, s the number of clients
-    invited. From the operating system's entropy, or from the run's seed where
-    `insecure-seeded-noise` says so. Without noise in the rule, just as `bounded_models`.
+    By the round's rule: every g_i gets N(0, (z C)²/s I) in gradient units, one of s shares. From
+    the operating system's entropy, or from the run's seed where `insecure-seeded-noise` says so.
+    Without noise in the rule, just as `bounded_models`.
 
     Update and noise are added in float64 and rounded to the model's dtype with it, once: what is
     rounded before the noise could be moved by more than C by a server whose model is large. An
     update that is not finite counts as 0, since NaN would pass through any noise.
 
-    Raises PublicRefusal, so that nothing is sent, where the server names more clients or less noise
-    than the run's configuration allows, or a rate or bound at which the noise is lost in rounding:
-    with less than the local figure counts on, a client does not answer.
+    Raises PublicRefusal, so that nothing is sent, where the server names other shares or less noise
+    than the run's configuration, or a rate or bound at which the noise is lost in rounding: with
+    less than the local figure counts on, a client does not answer.
     """
     z, _ = drawn_noise(config, request)
     if z == 0:
@@ -54,7 +53,7 @@ def noised_models(
 
 
 def drawn_noise(config: RunConfig, request: RoundRequest) -> tuple[float, int]:
-    """z of the noise that a client draws, and the s clients who share it; (0, 1) without noise.
+    """z of the noise that a client draws a share of, and s, how many there are; (0, 1) without.
 
     Raises PublicRefusal as `noised_models`.
     """
@@ -66,40 +65,29 @@ def drawn_noise(config: RunConfig, request: RoundRequest) -> tuple[float, int]:
         check_float32("the noise that the server asks for", _deviation(request))
     except ValueError as error:
         raise PublicRefusal(str(error)) from None
-    return rule.numbers[NOISE_MULTIPLIER], int(rule.numbers[NUM_INVITED])
+    return rule.numbers[NOISE_MULTIPLIER], int(rule.numbers[NOISE_SHARES])
 
 
 def _deviation(request: RoundRequest) -> float:
     """η_l z C/√s: of a client's share, in the units of the model."""
     numbers = request.rule.numbers
-    z, invited = numbers[NOISE_MULTIPLIER], int(numbers[NUM_INVITED])
-    deviation = client_deviation(z, request.rule.numbers[BOUND], invited)
+    z, shares = numbers[NOISE_MULTIPLIER], int(numbers[NOISE_SHARES])
+    deviation = client_deviation(z, request.rule.numbers[BOUND], shares)
     return deviation * request.local_lr
 
 
 def _check_noise(config: RunConfig, rule: LocalRule) -> None:
-    z, invited = rule.numbers[NOISE_MULTIPLIER], rule.numbers[NUM_INVITED]
+    z, shares = rule.numbers[NOISE_MULTIPLIER], rule.numbers.get(NOISE_SHARES, 0)
     if not 0 < z < math.inf or z < config.noise_multiplier:
         raise PublicRefusal(
             f"the server asks for noise-multiplier = {z:g}: the run's is "
             f"{config.noise_multiplier or 'positive'}"
         )
-    most = _largest_cohort(config)
-    if not 1 <= invited <= most:
+    if shares != noise_shares(config):
         raise PublicRefusal(
-            f"the server names {invited:g} clients in the round: the local guarantee counts on "
-            f"at least 1 and at most {most}"
+            f"the server names {shares:g} shares of the noise: by the run's configuration there "
+            f"are {noise_shares(config)}"
         )
-
-
-def _largest_cohort(config: RunConfig) -> int:
-    if config.participation == "fixed":
-        return config.clients_per_round
-    if config.participation == "full":
-        return config.num_clients
-    return largest_poisson_cohort(
-        config.num_clients, config.sample_rate, config.num_server_rounds, config.delta / 2
-    )
 
 
 def _randomness(config: RunConfig, server_round: int, client: int) -> Randomness:

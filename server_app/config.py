@@ -697,6 +697,11 @@ def invited(config: RunConfig) -> int:
     return math.ceil(round(config.oversample * config.clients_per_round, 9))
 
 
+def noise_shares(config: RunConfig) -> int:
+    """s, as the PrivacyPlan's: in how many shares clients draw the noise, whoever is asked."""
+    return config.clients_per_round if config.participation == "fixed" else config.num_clients
+
+
 def expected_cohort(config: RunConfig) -> int:
     """Clients in a round: exact for full and fixed participation, the mean for Poisson, the most
     with replacement."""

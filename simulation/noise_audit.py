@@ -17,7 +17,7 @@ from server_app.config import RunConfig
 from simulation.engine import EngineGrid
 from strategies import PrivacyPlan, Release, spent
 from strategies.auditing import Finding, lower_bound
-from strategies.local_rule import NOISE_MULTIPLIER, NUM_INVITED, RULE, UNNAMED, LocalRule
+from strategies.local_rule import NOISE_MULTIPLIER, NOISE_SHARES, RULE, UNNAMED, LocalRule
 from tasks.datasets import Examples
 from tasks.labelled import LabelledTask
 from tasks.problem import Problem
@@ -36,7 +36,7 @@ def attack_local_claim(
     confidence: float = 0.95,
     advance: Callable[[int], None] = lambda done: None,  # noqa: ARG005
 ) -> list[Finding]:
-    """`runs` messages of a client with either of two data sets, told the largest cohort.
+    """`runs` messages of a client with either of two data sets.
 
     Two findings: one without any assumption, of one round at `delta`, by how far a message went
     from the one update to the other (`lower_bound`); and one for the whole run at the plan's δ,
@@ -56,8 +56,7 @@ def attack_local_claim(
             noise[run, which] = update_sent(client, plan) - updates[which]
             advance(2 * run + which + 1)
     went = (noise + updates) @ direction
-    # Of messages to this many clients, whatever their chance: all of `delta` is the mechanism's.
-    one = plan.local_release(_num_invited(plan))
+    one = plan.local_release()
     told = f"{runs} messages of a client with one data set and {runs} with another"
     found = lower_bound(went[:, 1].numpy(), went[:, 0].numpy(), delta, confidence)
     multiplier = _least_deviation(noise, direction, confidence) / max(2.0, distance)
@@ -88,11 +87,6 @@ def _least_deviation(noise: torch.Tensor, direction: torch.Tensor, confidence: f
     )
 
 
-def _num_invited(plan: PrivacyPlan) -> int:
-    """How many share the noise, as the client is told: the most that it answers to."""
-    return plan.largest_cohort(plan.delta / 2)
-
-
 def _silent(config: RunConfig, problem: Problem, shard: Shard) -> EngineGrid:
     """The same client, without noise."""
     return EngineGrid(config.model_copy(update={"noise_location": "server"}), problem, [shard])
@@ -102,10 +96,7 @@ def update_sent(client: EngineGrid, plan: PrivacyPlan) -> torch.Tensor:
     """The update [d] in the message of the grid's first client from w_0, float64, in units of C."""
     config, model = client.config, client.problem.model
     arrays = ArrayRecord(client.problem.state())
-    told = {
-        NOISE_MULTIPLIER: plan.noise_multiplier,
-        NUM_INVITED: _num_invited(plan),
-    }
+    told = {NOISE_MULTIPLIER: plan.noise_multiplier, NOISE_SHARES: plan.noise_shares}
     request = RoundRequest(1, config.local_lr, arrays, LocalRule(UNNAMED, told))
     content = RecordDict(
         {

@@ -35,9 +35,8 @@ class FatClippingPI(FederatedStrategy):
         self._clip_norm = ClipNorm(clip_norm, clip_units)
         self._local_steps = local_steps
 
-    def local_rule(self, local_lr: float, num_invited: int) -> LocalRule:
+    def local_rule(self, local_lr: float) -> LocalRule:
         """Each of K gradients is clipped to λ."""
-        del num_invited
         bound = self._clip_norm.in_gradient_units(local_lr)
         return LocalRule(CLIP_GRADIENT, {BOUND: bound, LOCAL_STEPS: self._local_steps})
 

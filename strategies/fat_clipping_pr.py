@@ -23,9 +23,8 @@ class FatClippingPR(FederatedStrategy):
         super().__init__(**frame)
         self._clip_norm = ClipNorm(clip_norm, clip_units)
 
-    def local_rule(self, local_lr: float, num_invited: int) -> LocalRule:
+    def local_rule(self, local_lr: float) -> LocalRule:
         """The update is clipped to λ."""
-        del num_invited
         return LocalRule(CLIP_UPDATE, {BOUND: self.norm_bound(local_lr)})
 
     def norm_bound(self, local_lr: float) -> float:

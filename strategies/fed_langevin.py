@@ -101,9 +101,8 @@ class FedLangevin(FederatedStrategy):
             self._rate.initial,
         )
 
-    def local_rule(self, local_lr: float, num_invited: int) -> LocalRule:
+    def local_rule(self, local_lr: float) -> LocalRule:
         """The round's first step size, how it decays, τ, ρ and λ."""
-        del num_invited
         numbers: dict[str, float] = {
             STEP_SIZE: local_lr,
             TEMPERATURE: self._langevin.temperature,

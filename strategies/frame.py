@@ -49,7 +49,6 @@ EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 
 SERVER_ROUND = "server-round"
 LOCAL_LR = "local-lr"
-NUM_INVITED = "num-invited"
 ROUNDS_BEGUN = "rounds-begun"
 UPDATE_NORM = "update-norm"
 SAMPLE_EPSILON = "sample-epsilon"
@@ -188,8 +187,8 @@ class FederatedStrategy(Strategy):
         """How often an honest client rounds its model after it has bounded its influence."""
         return 1
 
-    def local_rule(self, local_lr: float, num_invited: int) -> LocalRule:  # noqa: ARG002
-        """What every client does in a round at the rate η_l = `local_lr`, among `num_invited`."""
+    def local_rule(self, local_lr: float) -> LocalRule:  # noqa: ARG002
+        """What every client does in a round at the rate η_l = `local_lr`, whoever else does."""
         return LocalRule(SGD)
 
     @property
@@ -421,15 +420,17 @@ class FederatedStrategy(Strategy):
         since = self._registry.wait_for_any(grid, least, patience, pause)
         cohort = self.draw_cohort(self._registry.clients(), server_round)
         self.rounds_begun += 1
-        shared = {**(config or {}), LOCAL_LR: self._local_lr, NUM_INVITED: len(cohort)}
-        shared[ROUNDS_BEGUN] = self.rounds_begun
+        shared = {**(config or {}), LOCAL_LR: self._local_lr, ROUNDS_BEGUN: self.rounds_begun}
         content = _round_content(self._require_model().arrays(), shared, server_round)
-        rule = self.local_rule(self._local_lr, len(cohort))
+        rule = self.local_rule(self._local_lr)
         content[RULE] = rule.record()
         messages = [
             self._message(client, content, self.client_config(client), MessageType.TRAIN, timeout)
             for client in cohort
         ]
+        for message in messages:
+            # When each was written, one after the other, would tell how many lie in between.
+            message.metadata.created_at = messages[0].metadata.created_at
         attested = rule if self.needs_attestation else None
         self._broadcast = _Broadcast(server_round, cohort, messages, began, since, attested)
 

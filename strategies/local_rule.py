@@ -30,9 +30,9 @@ UNNAMED = "unnamed"  # what a server asks for that is not ours: no client carrie
 
 BOUND = "bound"
 LOCAL_STEPS = "local-steps"
-# With both, a client also adds N(0, (noise-multiplier · bound)²/num-invited I) to its update.
+# With both, a client also adds N(0, (noise-multiplier · bound)²/noise-shares I) to its update.
 NOISE_MULTIPLIER = "noise-multiplier"
-NUM_INVITED = "num-invited"
+NOISE_SHARES = "noise-shares"
 STEP_SIZE = "step-size"
 STRONG_CONVEXITY = "strong-convexity"
 TEMPERATURE = "temperature"

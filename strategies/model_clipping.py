@@ -21,9 +21,9 @@ class ModelClipping(FederatedStrategy):
         super().__init__(**frame)
         self._clip_norm = ClipNorm(clip_norm, "parameter").value
 
-    def local_rule(self, local_lr: float, num_invited: int) -> LocalRule:
+    def local_rule(self, local_lr: float) -> LocalRule:
         """The model is clipped to c."""
-        del local_lr, num_invited
+        del local_lr
         return LocalRule(CLIP_MODEL, {BOUND: self._clip_norm})
 
     def bound(self, updates: torch.Tensor, model: torch.Tensor, local_lr: float) -> torch.Tensor:

@@ -23,22 +23,22 @@ def gaussian_noise(
     return torch.from_numpy(drawn * deviation).to(dtype)
 
 
-def client_deviation(noise_multiplier: float, bound: float, invited: int) -> float:
-    """z C/√s: the standard deviation of one client's share where s clients were invited.
+def client_deviation(noise_multiplier: float, bound: float, shares: int) -> float:
+    """z C/√s: the standard deviation of one client's share of s.
 
     Raises ValueError for an s below 1.
     """
-    if invited < 1:
-        raise ValueError(f"num-invited = {invited} is not allowed: at least 1")
-    return noise_multiplier * bound / math.sqrt(invited)
+    if shares < 1:
+        raise ValueError(f"noise-shares = {shares} is not allowed: at least 1")
+    return noise_multiplier * bound / math.sqrt(shares)
 
 
-def missing_share(invited: int, counted: int) -> float:
-    """The share of a round's variance that the clients did not bring: 1 − counted/invited.
-
-    An empty cohort has brought nothing, so the server owes it all.
-    """
-    return 1.0 if invited == 0 else 1 - counted / invited
+def missing_share(shares: int, counted: int) -> float:
+    """The part of a round's variance that `counted` clients did not bring, who have one share of
+    s each: 1 − counted/s. Raises ValueError for more clients than shares: they brought too much."""
+    if counted > shares:
+        raise ValueError(f"{counted} clients cannot have a share each of {shares}")
+    return 1 - counted / shares
 
 
 def longest_noised(bound: float, deviation: float, dimension: int) -> float:

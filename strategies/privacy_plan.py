@@ -6,7 +6,6 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
-from scipy import stats
 
 from .accounting import (
     ACCOUNTANTS,
@@ -47,8 +46,8 @@ class PrivacyPlan:
     sum is N(0, (z C)² I) in total. num_clients: m. rounds: T. participation: PoissonParticipation
     (neighbours add-remove), FixedParticipation (zero-out or replace-one) or FullParticipation (any
     of the three). noise_location: "server" draws the noise once; "client": every invited client
-    adds its share 1/s of the variance. top_up: the server adds the share of those that failed;
-    without it nothing is claimed, since the variance would tell who answered.
+    adds its share 1/s of the variance, s = `noise_shares`. top_up: the server adds the shares that
+    nobody brought; without it nothing is claimed, since the variance would tell who answered.
     max_epsilon: the run ends before the round that would cost more. claim: whether a figure may be
     reported. insecure_seed: sampling and noise from this seed, which forfeits the claim.
 
@@ -203,49 +202,39 @@ class PrivacyPlan:
             check_float32(f"clip_norm in {units} units at local rate {local_lr:g}", value)
         return bound
 
-    def check_resolution(self, model: torch.Tensor, local_lr: float, num_invited: int = 0) -> None:
+    def check_resolution(self, model: torch.Tensor, local_lr: float) -> None:
         """Raises ValueError where models near `model` [d] cannot carry the clients' shares of the
-        noise at the rate η_l = `local_lr` (by default those of the largest cohort)."""
+        noise at the rate η_l = `local_lr`."""
         if self.noise_location == "server":
             return
-        invited = num_invited or self.largest_cohort(self.delta / 2)
         bound = self.bound(local_lr)
-        deviation = client_deviation(self.noise_multiplier, bound, invited)
+        deviation = client_deviation(self.noise_multiplier, bound, self.noise_shares)
         check_resolution(model, local_lr, bound, deviation)
 
-    def largest_cohort(self, failure: float, rounds: int | None = None) -> int:
-        """What no cohort of `rounds` (by default T) exceeds, but with probability `failure`."""
+    @property
+    def noise_shares(self) -> int:
+        """s, of which each client that is asked adds one: as many as can ever be asked at once.
+
+        Of the plan alone, never of a round: a client that knows how many were asked, and talks to
+        the others, knows who was. Fewer shares than clients would not do either: who brings one
+        more would show in the size of the noise.
+        """
         if isinstance(self.participation, FixedParticipation):
             return self.participation.size
-        if not self._poisson:
-            return self.num_clients
-        rounds = self.rounds if rounds is None else rounds
-        return largest_poisson_cohort(self.num_clients, self.sample_rate, rounds, failure)
+        return self.num_clients
 
     def local_figure(self, rounds: int = 0) -> Figure:
         """ε at δ against the server itself, where the clients add the noise, of T rounds, or of
         `rounds` where a run was resumed and asked for more.
 
         A client's message carries N(0, (z C)²/s I) and moves by up to 2 C with its data: multiplier
-        z/(2 √s), without amplification, and for a client that is drawn in every round. s is at
-        most `largest_cohort(δ/2)` (a client of ours does not answer beyond it); the other half of
-        δ is the mechanism's.
+        z/(2 √s), without amplification, and for a client that is drawn in every round.
         """
-        rounds = max(self.rounds, rounds)
-        s = self.largest_cohort(self.delta / 2, rounds)
-        return spent([(self.local_release(s), rounds)], self.delta / 2, "rdp")
+        return spent([(self.local_release(), max(self.rounds, rounds))], self.delta, "rdp")
 
-    def local_release(self, num_invited: int) -> Release:
-        """What one message tells the server of a client among s = `num_invited`."""
-        return Release(self.noise_multiplier / (2 * math.sqrt(num_invited)))
-
-
-def largest_poisson_cohort(
-    num_clients: int, sample_rate: float, rounds: int, failure: float
-) -> int:
-    """What no Binomial(m, q) cohort of `rounds` exceeds, but with probability `failure`."""
-    quantile = stats.binom.isf(failure / rounds, num_clients, sample_rate)
-    return max(1, min(num_clients, int(quantile)))
+    def local_release(self) -> Release:
+        """What one message, with one of s shares of the noise, tells the server of its client."""
+        return Release(self.noise_multiplier / (2 * math.sqrt(self.noise_shares)))
 
 
 def calibrated(plan: PrivacyPlan, epsilon: float) -> PrivacyPlan:

@@ -17,7 +17,7 @@ from .enrolment import Client
 from .entropy import Randomness, SeededRandomness, SystemRandomness
 from .frame import FederatedStrategy, FrameOptions, rule_generator
 from .ledger import Ledger
-from .local_rule import BOUND, CLIP_UPDATE, NOISE_MULTIPLIER, NUM_INVITED, LocalRule
+from .local_rule import BOUND, CLIP_UPDATE, NOISE_MULTIPLIER, NOISE_SHARES, LocalRule
 from .noise import client_deviation, gaussian_noise, longest_noised, missing_share
 from .privacy_plan import PrivacyPlan
 from .reports import RoundReport
@@ -39,7 +39,7 @@ class PrivateAveraging(FederatedStrategy):
     under a claim none leaves the server.
 
     Where the plan has the clients add the noise, claimed or not, a reply counts only if it attests
-    that it was added, with the plan's z and the round's s.
+    that it was added, with the plan's z and s.
 
     With another aggregator the noise at the clients still protects each message from the server
     (`local_figure`), but no central figure holds: the rule's sensitivity is not C/r.
@@ -118,8 +118,8 @@ class PrivateAveraging(FederatedStrategy):
         bound = self.clip_bound(local_lr)
         if self.privacy.noise_location == "server":
             return bound
-        invited = max(1, len(self._broadcast.clients))
-        deviation = client_deviation(self.privacy.noise_multiplier, bound, invited)
+        plan = self.privacy
+        deviation = client_deviation(plan.noise_multiplier, bound, plan.noise_shares)
         return longest_noised(bound, deviation, self._require_model().layout.dimension)
 
     def clip_bound(self, local_lr: float) -> float:
@@ -168,16 +168,17 @@ class PrivateAveraging(FederatedStrategy):
         """Whether the clients add the noise: it cannot be seen in what they send."""
         return self.privacy.noise_location == "client"
 
-    def local_rule(self, local_lr: float, num_invited: int) -> LocalRule:
-        """The bound and, where the clients add the noise, z and their number s.
+    def local_rule(self, local_lr: float) -> LocalRule:
+        """The bound and, where the clients add the noise, z and in how many shares s.
 
         Raises ValueError where their models could not carry it.
         """
         numbers: dict[str, float] = {BOUND: self.clip_bound(local_lr)}
-        if self.privacy.noise_location == "client":
+        plan = self.privacy
+        if plan.noise_location == "client":
             if self._model is not None:
-                self.privacy.check_resolution(self._model.current, local_lr, num_invited)
-            numbers |= {NOISE_MULTIPLIER: self.privacy.noise_multiplier, NUM_INVITED: num_invited}
+                plan.check_resolution(self._model.current, local_lr)
+            numbers |= {NOISE_MULTIPLIER: plan.noise_multiplier, NOISE_SHARES: plan.noise_shares}
         return LocalRule(self.constraint, numbers)
 
     def combine(
@@ -295,7 +296,7 @@ class PrivateAveraging(FederatedStrategy):
         if self.privacy.noise_location == "server":
             return 1.0
         # Only where nothing is claimed is there no top-up.
-        missing = missing_share(len(report.invited), len(report.accepted))
+        missing = missing_share(self.privacy.noise_shares, len(report.accepted))
         return missing if self.privacy.top_up else 0.0
 
     def _charge(self) -> None:

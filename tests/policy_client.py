@@ -14,7 +14,7 @@ from strategies.local_rule import (
     BOUND,
     CLIP_UPDATE,
     NOISE_MULTIPLIER,
-    NUM_INVITED,
+    NOISE_SHARES,
     RULE,
     SGD,
     LocalRule,
@@ -88,7 +88,7 @@ def train_message(
     config: RunConfig,
     server_round: int,
     z: float = 4.0,
-    num_invited: int = COHORT,
+    shares: int = COHORT,
     local_lr: float | None = None,
 ) -> Message:
     state = load_problem(config).state()
@@ -99,7 +99,7 @@ def train_message(
     if config.clip_norm:
         numbers = {BOUND: config.clip_norm}
         if config.noise_location == "client":
-            numbers |= {NOISE_MULTIPLIER: z, NUM_INVITED: num_invited}
+            numbers |= {NOISE_MULTIPLIER: z, NOISE_SHARES: shares}
         rule = LocalRule(CLIP_UPDATE, numbers)
     content = RecordDict({"arrays": arrays, "config": told, RULE: rule.record()})
     return Message(content, 5, "train", group_id=str(server_round))

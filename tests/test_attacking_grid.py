@@ -90,9 +90,7 @@ class HonestGrid(MemoryGrid):
 
 
 def order(client_id: int, kind: str = "train", with_ids: bool = True) -> Message:
-    config = ConfigRecord(
-        {"server-round": ROUND, "client-id": client_id, "local-lr": LOCAL_LR, "num-invited": 99}
-    )
+    config = ConfigRecord({"server-round": ROUND, "client-id": client_id, "local-lr": LOCAL_LR})
     content = RecordDict({"arrays": model_record(), "config": config})
     message = Message(content, 100 + client_id, kind)
     if with_ids:

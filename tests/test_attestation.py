@@ -161,7 +161,7 @@ def test_the_noise_that_nobody_added_is_the_server_s() -> None:
     assert found.std() == pytest.approx(1.0, abs=6 / np.sqrt(2 * len(found)))
 
 
-@pytest.mark.parametrize("number", ["bound", "noise-multiplier", "num-invited", "more", "name"])
+@pytest.mark.parametrize("number", ["bound", "noise-multiplier", "noise-shares", "more", "name"])
 def test_every_number_is_attested(number: str) -> None:
     honest = runs(quadratic_app(0, attests=True))
 
@@ -256,7 +256,7 @@ def order_of(kind: str) -> tuple[Any, Message, LocalRule]:
     """The run's configuration, a round's message in it, and the rule that it names."""
     values = {"num-clients": 3, "model": "logistic", "local-steps": 2, "local-lr": 0.07}
     config = make_config({**values, **CONFIGURATIONS[kind]})
-    rule = build_strategy(config).local_rule(0.03, 3)
+    rule = build_strategy(config).local_rule(0.03)
     shares = {"share": 0.5, "total-examples": 10, "shared-seed": 1}
     instruction = ConfigRecord({"server-round": 2, "local-lr": 0.03, "client-id": 1, **shares})
     arrays = ArrayRecord(load_problem(config).state())
@@ -277,8 +277,8 @@ def test_our_client_app_attests_the_rule_of_its_configuration_and_no_other(kind:
     assert rule.attested_by(reply.content)
     others = [LocalRule("else", rule.numbers), LocalRule(rule.name, {**rule.numbers, "more": 1})]
     for key, value in rule.numbers.items():
-        # More noise, or fewer clients to share it, is the server's to ask where epsilon sets z.
-        if (key, kind) != ("noise-multiplier", "dp-fedavg with epsilon") and key != "num-invited":
+        # More noise is the server's to ask where epsilon sets z.
+        if (key, kind) != ("noise-multiplier", "dp-fedavg with epsilon"):
             others.append(LocalRule(rule.name, {**rule.numbers, key: 1.001 * value + 1}))
         others.append(LocalRule(rule.name, {k: v for k, v in rule.numbers.items() if k != key}))
     for other in others:

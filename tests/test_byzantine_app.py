@@ -59,7 +59,7 @@ def update(reply: Message, local_lr: float = LOCAL_LR) -> np.ndarray:
 
 def in_round(server_round: int = 4, client_id: int = 9, **more: Any) -> dict[str, Any]:
     known = {"server-round": server_round, "client-id": client_id, "local-lr": LOCAL_LR}
-    return {**known, "seed": 3, "num-invited": 10, **more}
+    return {**known, "seed": 3, **more}
 
 
 @pytest.mark.parametrize(

@@ -80,8 +80,10 @@ def test_the_local_epsilon_of_all_runs_is_the_other_librarys(tmp_path: Path) -> 
     for run_id in range(fit):
         assert client.train(config, 1 + run_id % 2, run_id, z=z).has_content()
     assert "pass the client's max-local-epsilon" in client.refusal(config, 40, 1, z=z)
-    # A larger cohort leaves each client less noise, and so costs more.
-    assert "pass the client's max-local-epsilon" in client.refusal(config, 40, 7, z=z)
+    # In more shares each client's is less, which costs more.
+    config = run_config(AT_CLIENTS, num_clients=2 * cohort)
+    asked = {"z": z, "shares": 2 * cohort}
+    assert "pass the client's max-local-epsilon" in client.refusal(config, 40, 7, **asked)
 
 
 def test_the_epsilon_of_an_example_is_the_other_librarys(tmp_path: Path) -> None:

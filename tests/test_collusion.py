@@ -249,7 +249,8 @@ def test_the_service_as_a_program(tmp_path: Path) -> None:
 LOCAL_LR, SEED, HONEST = 0.5, 3, 4
 MODEL = {"w": np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3), "b": np.ones(2, np.float32)}
 COLLUDERS = [4, 5, 6]
-CONFIG = {"local-lr": LOCAL_LR, "seed": SEED, "num-invited": HONEST + len(COLLUDERS)}
+CONFIG = {"local-lr": LOCAL_LR, "seed": SEED}
+RUN: dict[str, bool | float | int | str] = {"num-clients": HONEST + len(COLLUDERS)}
 
 
 def honest_app() -> ClientApp:
@@ -277,7 +278,7 @@ def order(client: int, server_round: int) -> Message:
 
 
 def answer(app: ClientApp, message: Message) -> Message:
-    return app(message, Context(1, message.metadata.dst_node_id, {}, RecordDict(), {}))
+    return app(message, Context(1, message.metadata.dst_node_id, {}, RecordDict(), RUN))
 
 
 def sent_model(reply: Message) -> np.ndarray:

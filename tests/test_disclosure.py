@@ -65,7 +65,7 @@ def told(replies: list[Message]) -> list[dict[str, Any]]:
 
 def round_content(config: RunConfig, problem: Problem) -> RecordDict:
     """What the server sends in round 1."""
-    rule = build_strategy(config).local_rule(config.local_lr, config.num_clients)
+    rule = build_strategy(config).local_rule(config.local_lr)
     round_config = ConfigRecord({"server-round": 1, "local-lr": config.local_lr})
     arrays = ArrayRecord(problem.state())
     return RecordDict({"arrays": arrays, "config": round_config, "rule": rule.record()})

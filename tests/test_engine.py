@@ -29,7 +29,7 @@ def orders(
     grid: EngineGrid, problem: Problem, kind: str = "train", local_lr: float = 0.25
 ) -> list[Message]:
     """One message a node, in no particular order, as the frame writes them in round 7."""
-    rule = build_strategy(grid.config).local_rule(local_lr, grid.config.num_clients).record()
+    rule = build_strategy(grid.config).local_rule(local_lr).record()
     messages = []
     for client, node in reversed(list(enumerate(grid.get_node_ids()))):
         config = ConfigRecord({"server-round": 7, "local-lr": local_lr, "client-id": client})

@@ -221,7 +221,7 @@ def langevin_config(**values: Any) -> RunConfig:
 
 def orders(grid: EngineGrid, problem: Problem) -> list[Message]:
     counts = [shard.num_examples for shard in problem.shards()]
-    rule = build_strategy(grid.config).local_rule(0.001, len(counts)).record()
+    rule = build_strategy(grid.config).local_rule(0.001).record()
     messages = []
     for client, node in enumerate(grid.get_node_ids()):
         config = ConfigRecord(

@@ -492,7 +492,6 @@ def test_what_the_messages_say() -> None:
         assert dict(message.content.config_records["config"]) == {
             "seed": 5,
             "local-lr": 0.5**server_round,
-            "num-invited": 3,
             "rounds-begun": server_round,
             "server-round": server_round,
             "client-id": message.metadata.dst_node_id,

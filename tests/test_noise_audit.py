@@ -90,7 +90,7 @@ def test_a_plan_s_bound_on_delta_is_not_the_audit_s() -> None:
         (private_update, "deviation = client_deviation(", "deviation = 1e-9 * client_deviation("),
         (private_update, "deviation = client_deviation(", "deviation = 0.7 * client_deviation("),
         # As if its variance were shared among s² clients, and where it is not drawn afresh.
-        (private_update, "request.rule.numbers[BOUND], invited)", "1.0, invited**2)"),
+        (private_update, "request.rule.numbers[BOUND], shares)", "1.0, shares**2)"),
         (private_update, "if config.insecure_seeded_noise:", "if True:"),
         # One number for all coordinates: of the right size, and nothing along most directions.
         (

@@ -10,7 +10,7 @@ from client_app.disclosure import PublicRefusal
 from client_app.messages import RoundRequest
 from client_app.private_update import noised_models
 from server_app.config import make_config
-from strategies.local_rule import BOUND, CLIP_UPDATE, NOISE_MULTIPLIER, NUM_INVITED, LocalRule
+from strategies.local_rule import BOUND, CLIP_UPDATE, NOISE_MULTIPLIER, NOISE_SHARES, LocalRule
 
 CLIENTS = 20_000
 C = 0.1
@@ -28,7 +28,7 @@ def sent(start: float, trained: list[float], z: float, dtype: torch.dtype) -> to
             "local-lr": 1.0,
         }
     )
-    rule = LocalRule(CLIP_UPDATE, {BOUND: C, NOISE_MULTIPLIER: z, NUM_INVITED: 1})
+    rule = LocalRule(CLIP_UPDATE, {BOUND: C, NOISE_MULTIPLIER: z, NOISE_SHARES: 1})
     request = RoundRequest(server_round=1, local_lr=1.0, arrays=ArrayRecord(), rule=rule)
     models = torch.tensor([trained] * CLIENTS, dtype=dtype)
     origin = torch.full((len(trained),), start, dtype=dtype)
@@ -60,7 +60,7 @@ def test_no_noise_that_underflows_is_sent() -> None:
             "num-clients": 10,
         }
     )
-    rule = LocalRule(CLIP_UPDATE, {BOUND: 1.0, NOISE_MULTIPLIER: 1.5, NUM_INVITED: 10})
+    rule = LocalRule(CLIP_UPDATE, {BOUND: 1.0, NOISE_MULTIPLIER: 1.5, NOISE_SHARES: 10})
     request = RoundRequest(server_round=1, local_lr=5e-324, arrays=ArrayRecord(), rule=rule)
     start = torch.zeros(3, dtype=torch.float64)
     with pytest.raises(PublicRefusal, match="the noise that the server asks for = 0 is not"):

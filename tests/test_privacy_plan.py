@@ -19,7 +19,6 @@ from strategies import (
 from strategies.accounting import Release
 from strategies.entropy import SystemRandomness
 from strategies.noise import client_deviation, longest_noised, missing_share
-from strategies.privacy_plan import largest_poisson_cohort
 
 
 def plan(**options: Any) -> PrivacyPlan:
@@ -117,20 +116,15 @@ def test_calibration_of_a_plan() -> None:
 
 
 def test_the_local_figure() -> None:
-    """One message of z/(2√s) in each of T rounds, s the size of the cohort."""
-    fixed = plan(participation=FixedParticipation(100), noise_location="client")
-    expected = spent([(Release(2.0 / 20), 100)], 0.5e-5)
-    assert fixed.local_figure() == expected
-    poisson = plan(participation=PoissonParticipation(0.1), noise_location="client")
-    s = poisson.largest_cohort(0.5e-5)
-    assert 100 < s < 200
-    assert poisson.local_figure() == spent([(Release(1 / math.sqrt(s)), 100)], 0.5e-5)
-
-
-def test_the_largest_cohort_is_a_quantile() -> None:
-    s = largest_poisson_cohort(1000, 0.1, 100, 1e-5)
-    assert 100 * stats.binom.sf(s, 1000, 0.1) <= 1e-5 < 100 * stats.binom.sf(s - 1, 1000, 0.1)
-    assert largest_poisson_cohort(3, 0.9, 100, 1e-5) == 3
+    """One message of z/(2√s) in each of T rounds, s the most that can be asked at once."""
+    for kind, s in (
+        (FixedParticipation(100), 100),
+        (PoissonParticipation(0.1), 1000),
+        (FullParticipation(), 1000),
+    ):
+        own = plan(participation=kind, noise_location="client", noise_multiplier=20.0)
+        assert own.local_figure() == spent([(Release(20.0 / (2 * math.sqrt(s))), 100)], 1e-5)
+        assert own.local_figure(150) == spent([(Release(20.0 / (2 * math.sqrt(s))), 150)], 1e-5)
 
 
 # The mechanism's numbers.
@@ -141,8 +135,10 @@ def test_shares_of_the_noise() -> None:
     assert 9 * client_deviation(2.0, 3.0, 9) ** 2 == pytest.approx((2.0 * 3.0) ** 2)
     assert missing_share(8, 8) == 0
     assert missing_share(8, 6) == pytest.approx(0.25)
-    assert missing_share(0, 0) == 1
-    with pytest.raises(ValueError, match="num-invited = 0"):
+    assert missing_share(8, 0) == 1
+    with pytest.raises(ValueError, match="9 clients cannot have a share each of 8"):
+        missing_share(8, 9)
+    with pytest.raises(ValueError, match="noise-shares = 0"):
         client_deviation(1.0, 1.0, 0)
 
 

@@ -79,7 +79,7 @@ def replies(update: Callable[[np.ndarray], np.ndarray], noisy: bool, client: int
             "clip-norm": C,
             "noise-multiplier": Z,
             "noise-location": "client",
-            "num-clients": 100,
+            "num-clients": CLIENTS,
         }
     )
 
@@ -487,9 +487,9 @@ def test_two_unseeded_runs_differ_in_their_noise() -> None:
 
 
 @pytest.mark.parametrize(
-    ("z", "invited"), [(Z / 2, 4), (0.0, 4), (math.inf, 4), (Z, 101), (Z, 0), (Z, -4)]
+    ("z", "shares"), [(Z / 2, 100), (0.0, 100), (math.inf, 100), (Z, 101), (Z, 99), (Z, 0), (Z, -4)]
 )
-def test_a_client_does_not_answer_a_server_that_asks_for_too_little(z: float, invited: int) -> None:
+def test_a_client_does_not_answer_a_server_that_asks_for_too_little(z: float, shares: int) -> None:
     config = make_config(
         {
             "algorithm": "dp-fedavg",
@@ -500,10 +500,10 @@ def test_a_client_does_not_answer_a_server_that_asks_for_too_little(z: float, in
         }
     )
     order = ConfigRecord({"server-round": 1, "local-lr": LR})
-    rule = LocalRule("clip-update", {"bound": C, "noise-multiplier": z, "num-invited": invited})
+    rule = LocalRule("clip-update", {"bound": C, "noise-multiplier": z, "noise-shares": shares})
     content = RecordDict({"arrays": state_of(START), "config": order, "rule": rule.record()})
     request = read_round(Message(content, dst_node_id=3, message_type="train"))
-    with pytest.raises(ValueError, match=r"noise-multiplier|names (101|0|-4) clients"):
+    with pytest.raises(ValueError, match=r"noise-multiplier|names (101|99|0|-4) shares"):
         noised_models(config, torch.zeros(D), torch.zeros(1, D), request, [0])
 
 

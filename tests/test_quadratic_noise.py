@@ -175,7 +175,7 @@ def test_a_node_draws_as_the_engine_does() -> None:
     grid = EngineGrid(config, problem)
     for client, node in enumerate(grid.get_node_ids()):
         instruction = ConfigRecord({"server-round": 4, "local-lr": 0.1, "client-id": client})
-        rule = build_strategy(config).local_rule(0.1, config.num_clients).record()
+        rule = build_strategy(config).local_rule(0.1).record()
         arrays = ArrayRecord(problem.state())
         content = RecordDict({"arrays": arrays, "config": instruction, "rule": rule})
         message = Message(content, node, "train")

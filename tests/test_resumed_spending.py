@@ -215,7 +215,7 @@ def test_the_local_figure_counts_what_was_done_again(tmp_path: Path, rule: str) 
     # A round may have been under way each time that it died: at most one more.
     assert asked <= local["rounds"] <= asked + 2
     # Four clients share the noise, and a message moves by 2C: z / (2 √4).
-    expected = spent([(Release(0.5), local["rounds"])], 0.5e-5).epsilon
+    expected = spent([(Release(0.5), local["rounds"])], 1e-5).epsilon
     assert local["epsilon"] == pytest.approx(expected)
 
 
