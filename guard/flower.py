@@ -14,13 +14,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import grpc
-from flwr.common.serde import message_from_proto
-from sqlalchemy.exc import OperationalError
 
 from .limits import Limits
 
-VERSIONS = "flwr >=1.33,<1.35"
-_TESTED = ("1.33.", "1.34.")
+# From, and below which: in these versions the insides of Flower are known, here and in `launch`.
+VERSIONS = (1, 33), (1, 35)
 _FLEET_MODULE = "flwr.superlink.cli.flower_superlink"
 _RUNTIME_MODULE = "flwr.superlink.servicer.runtime.runtime_grpc"
 _CONTROL_MODULE = "flwr.superlink.servicer.control.control_grpc"
@@ -78,6 +76,9 @@ class FlowerState:
 
     def fault(self, message: Any) -> str | None:
         """Why Flower could not read an announced message: it raises what it says of it."""
+        # Imported here: who only asks for the version has no need of it.
+        from flwr.common.serde import message_from_proto
+
         try:
             message_from_proto(message)
         except Exception as error:
@@ -93,21 +94,12 @@ MakeInterceptor = Callable[[FlowerState], grpc.ServerInterceptor]
 
 
 def check_version() -> None:
-    """Raises NotThisFlower."""
+    """NotThisFlower unless the installed Flower is one whose insides are known."""
     version = importlib.metadata.version("flwr")
-    problem = "" if version.startswith(_TESTED) else "its insides are not known"
-    for name in (_FLEET_MODULE, _RUNTIME_MODULE, _CONTROL_MODULE):
-        try:
-            module = importlib.import_module(name)
-        except ImportError:
-            problem = problem or f"it has no {name}"
-        else:
-            if not callable(vars(module).get(_MAKE_SERVER)):
-                problem = problem or f"{name} has no {_MAKE_SERVER}"
-    if problem:
+    if not VERSIONS[0] <= tuple(int(part) for part in version.split(".")[:2]) < VERSIONS[1]:
+        low, high = (".".join(map(str, known)) for known in VERSIONS)
         raise NotThisFlower(
-            f"flwr {version} is not guarded, {problem}: install {VERSIONS}, "
-            "or start flower-superlink itself, without a guard"
+            f"flwr {version} is installed, whose insides are not known: install flwr>={low},<{high}"
         )
 
 
@@ -123,9 +115,13 @@ def install(
     Raises NotThisFlower.
     """
     check_version()
-    vars(importlib.import_module(_FLEET_MODULE))[_MAKE_SERVER] = guarded(limits, gate, listening)
-    for name, make in ((_RUNTIME_MODULE, for_serverapps), (_CONTROL_MODULE, for_operators)):
-        module = vars(importlib.import_module(name))
+    names = _FLEET_MODULE, _RUNTIME_MODULE, _CONTROL_MODULE
+    fleet, runtime, control = (vars(importlib.import_module(name)) for name in names)
+    for name, module in zip(names, (fleet, runtime, control), strict=True):
+        if not callable(module.get(_MAKE_SERVER)):
+            raise NotThisFlower(f"the installed flwr is changed: {name} has no {_MAKE_SERVER}")
+    fleet[_MAKE_SERVER] = guarded(limits, gate, listening)
+    for module, make in ((runtime, for_serverapps), (control, for_operators)):
         module[_MAKE_SERVER] = _with_interceptor(module[_MAKE_SERVER], make)
 
 
@@ -216,6 +212,8 @@ class StoreBusy(grpc.ServerInterceptor):
             return handler
 
         def patient(request: Any, context: grpc.ServicerContext) -> Any:
+            from sqlalchemy.exc import OperationalError
+
             try:
                 return handler.unary_unary(request, context)
             except OperationalError:

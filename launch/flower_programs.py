@@ -15,11 +15,12 @@ configuration that is the server's business alone, and waits for a locked databa
 (`superlink_store.py`); `superexec` waits as well, and under `blackthorn server` a ServerApp lives
 by itself (`serverapp_process.py`).
 Everything else about them is Flower's own.
+
+All this is private to Flower: a `Workplace` takes no version of it in which it is not known.
 """
 
 import hashlib
 import importlib
-import importlib.metadata
 import os
 import shlex
 import sys
@@ -56,8 +57,6 @@ OWN_CLIENTAPP = f"{__name__}:own_clientapp"
 GUARDED_ENTRIES = {"flower-superlink": f"{__name__}:superlink"}
 # What Flower calls our app: the publisher and the name in pyproject.toml.
 APP_ID = "blackthorn/blackthorn"
-# What is changed here is private to Flower: it is known in these versions, and in no others.
-_KNOWN = (1, 33), (1, 35)
 _LONGEST_RETRY_SECONDS = 5
 _PACKAGE_ROOT = Path(__file__).resolve().parents[__name__.count(".")]
 
@@ -73,18 +72,6 @@ class _PacedTime(ModuleType):
 
 def _poll_seconds() -> float:
     return float(os.environ[POLL_VARIABLE])
-
-
-def check_flower() -> None:
-    """RuntimeError unless the installed Flower is one whose inside is known."""
-    version = importlib.metadata.version("flwr")
-    found = tuple(int(part) for part in version.split(".")[:2])
-    if not _KNOWN[0] <= found < _KNOWN[1]:
-        low, high = (".".join(map(str, known)) for known in _KNOWN)
-        raise RuntimeError(
-            f"flwr {version} is installed, whose programs cannot be adapted: install "
-            f"flwr>={low},<{high}"
-        )
 
 
 def _cap_sleeps(module: str) -> None:
@@ -108,7 +95,6 @@ def _retry_soon() -> None:
 
 def supernode() -> None:
     """`flower-supernode` that looks for messages and replies every BLACKTHORN_POLL_SECONDS."""
-    check_flower()
     _cap_sleeps("flwr.supernode.start_client_internal")
     _cap_first_backoff()
     _retry_soon()
@@ -117,7 +103,6 @@ def supernode() -> None:
 
 def superexec() -> None:
     """`flower-superexec` that looks for tasks every BLACKTHORN_POLL_SECONDS, and waits for them."""
-    check_flower()
     serverapp_process.adapt_superexec()
     _retry_soon()
     _cap_sleeps("flwr.supercore.superexec.run_superexec")
@@ -126,7 +111,6 @@ def superexec() -> None:
 
 def serverapp() -> None:
     """`flwr-serverapp` that asks again for a reply's content after BLACKTHORN_POLL_SECONDS."""
-    check_flower()
     serverapp_process.adapt_serverapp()
     _retry_soon()
     _cap_first_backoff()
@@ -174,7 +158,6 @@ def install_once(fab: bytes, install_dir: Path | None = None, skip_prompt: bool 
 def superlink() -> None:
     """`flower-superlink` with the guard, that keeps the server's own keys of a run's configuration
     from the nodes, and waits for a locked database."""
-    check_flower()
     superlink_store.adapt_superlink()
     _withhold_server_keys()
     # Beside this package, which may itself be in another.

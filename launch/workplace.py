@@ -2,9 +2,13 @@
 
 import json
 import os
+import secrets
 import sysconfig
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+from guard.flower import NotThisFlower, check_version
+from server_app.config import ConfigError
 
 from . import flower_programs
 from .ports import LOOPBACK
@@ -29,6 +33,7 @@ KEEP_MEMORY = {
 }
 # sun_path holds 108 bytes on Linux, 104 elsewhere.
 _LONGEST_SOCKET_PATH = 100
+_SECRET_BYTES = 32
 # So often a second all SuperNodes together look for messages, and all SuperExecs for tasks.
 _LOOKS_A_SECOND = 30.0
 
@@ -38,6 +43,7 @@ class Workplace:
 
     `warm` and `quick_polls` decide what Flower's program names mean (`flower_programs.py`).
     With `fork_flower=False` only the apps are forked, and Flower's own programs are new Pythons.
+    ConfigError where Flower's programs cannot be adapted.
     """
 
     def __init__(
@@ -51,6 +57,10 @@ class Workplace:
         env: Mapping[str, str],
         fork_flower: bool = True,
     ) -> None:
+        try:
+            check_version()
+        except NotThisFlower as error:
+            raise ConfigError(str(error)) from error
         self.folder = folder
         self.flower_socket = folder / "flower.sock"
         self.app_socket = folder / "app.sock"
@@ -115,6 +125,16 @@ class Workplace:
                 flower_programs.warm_program(self._programs, name, entry, server)
             elif name in paced or name in guarded:
                 flower_programs.cold_program(self._programs, name, entry)
+
+
+def write_secret(path: Path) -> Path:
+    """A file with a secret that only this user reads, whole or not at all; kept if it is there."""
+    if not path.exists():
+        part = path.with_name(f".{path.name}.part")
+        part.touch(mode=0o600)
+        part.write_bytes(secrets.token_bytes(_SECRET_BYTES))
+        part.replace(path)
+    return path
 
 
 def write_connection(home: Path, control_address: str, ca: Path | None) -> None:

@@ -1,6 +1,7 @@
 """Options of the commands for several machines: what is refused before anybody is contacted."""
 
 import contextlib
+import importlib.metadata
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from launch.certs import make
 from launch.cli import main
 from launch.client import ClientSettings
 from launch.client_service import _node_config
+from launch.ports import free_loopback_ports
 from server_app.config import ConfigError, RunConfig
 
 
@@ -111,6 +113,27 @@ def test_a_mistake_is_one_line(
     Path("policy.toml").write_text("max-rounds = 0\n")
     Path("recipe.toml").write_text('task = "digits"\n')
     assert expected in refusal(monkeypatch, capsys, *arguments.split(" "))
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "client --server localhost --insecure --client-id 0",
+        "server --host localhost --certs certs --port PORT --control 127.0.0.1:OTHER",
+    ],
+)
+def test_another_flower_is_refused_before_any_of_its_programs_runs(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    command: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    make(Path("certs"), ["localhost"], [])
+    port, other = map(str, free_loopback_ports(2))
+    monkeypatch.setattr(importlib.metadata, "version", lambda _name: "1.35.0")
+    words = command.replace("PORT", port).replace("OTHER", other).split()
+    assert "error: flwr 1.35.0 is installed" in refusal(monkeypatch, capsys, *words)
 
 
 @pytest.mark.parametrize(

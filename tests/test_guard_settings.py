@@ -33,10 +33,20 @@ def test_a_wrong_limit_is_one_line(setting: str) -> None:
         Limits.changed([setting])
 
 
-def test_another_flower_is_refused_by_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("version", ["1.33.0", "1.34.2"])
+def test_the_versions_whose_inside_is_known(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.metadata, "version", lambda _name: version)
     flower.check_version()
-    monkeypatch.setattr(importlib.metadata, "version", lambda _: "1.35.0")
-    with pytest.raises(flower.NotThisFlower, match=r"flwr 1\.35\.0 .* install flwr >=1\.33,<1\.35"):
+
+
+@pytest.mark.parametrize("version", ["1.32.1", "1.35.0", "2.0.0"])
+def test_another_flower_is_refused_by_its_version(
+    version: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib.metadata, "version", lambda _name: version)
+    with pytest.raises(
+        flower.NotThisFlower, match=rf"^flwr {version} is installed.*install flwr>=1\.33,<1\.35$"
+    ):
         flower.check_version()
 
 
@@ -51,8 +61,7 @@ def test_another_flower_is_refused_by_its_version(monkeypatch: pytest.MonkeyPatc
 def test_a_wrong_start_of_the_superlink_ends_with_2(
     tmp_path: Path, repository: Path, arguments: tuple[str, ...], line: str
 ) -> None:
-    """As the images start it."""
-    code = "from blackthorn.__main__ import superlink; superlink()"
+    code = "from launch.flower_programs import superlink; superlink()"
     done = subprocess.run(
         [sys.executable, "-c", code, "--guard", str(tmp_path), "--insecure", *arguments],
         cwd=repository,
