@@ -12,9 +12,9 @@ from .app_bundle import Scalar, write_config
 from .flower_cluster import APP_MODULES
 from .ports import LOOPBACK, free_loopback_ports
 from .probe import Refused, probe
-from .service import Service, say, service, write_secret
+from .service import Service, say, service
 from .supervisor import Program, obituary
-from .workplace import fork_server_command
+from .workplace import fork_server_command, write_secret
 
 if TYPE_CHECKING:
     from .client import ClientSettings

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import secrets
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +20,7 @@ from .workplace import (
     Workplace,
     fork_server_command,
     marked_processes,
+    write_secret,
 )
 
 SUPERLINK = "superlink"
@@ -203,11 +203,7 @@ class Deployment:
 
     def _secret_file(self) -> Path:
         """The key with which our SuperExec, and nobody else on this machine, claims ServerApps."""
-        path = self._workplace.folder / "superexec-secret"
-        if not path.exists():
-            path.touch(mode=0o600)
-            path.write_bytes(secrets.token_bytes(32))
-        return path
+        return write_secret(self._workplace.folder / "superexec-secret")
 
     def _start_serverapp_executor(self, address: str) -> None:
         command = ["flower-superexec", "--insecure", "--plugin-type", "serverapp"]

@@ -36,6 +36,13 @@ def server(
         bool,
         typer.Option(help="Go on with runs whose ServerApp, server or machine ended under way."),
     ] = True,
+    health: Annotated[
+        str | None,
+        typer.Option(
+            help="Address of a gRPC health service, for whoever watches over the server; by "
+            "default on a free port of this machine."
+        ),
+    ] = None,
     limit: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME=VALUE", help="A limit of the guard (docs/security.md)."),
@@ -68,13 +75,17 @@ def server(
         state=state.resolve(),
         resume=resume,
         limits=_checked_limits(limit or []),
+        health=parse_address(health, "--health") if health is not None else None,
     )
     serve(settings)
 
 
 @dataclass(frozen=True)
 class ServerSettings:
-    """Where the server listens, and where it keeps what; no TLS where `certs` is None."""
+    """Where the server listens, and where it keeps what; no TLS where `certs` is None.
+
+    Its health service has any free port where `health` is None.
+    """
 
     host: str
     fleet: Address
@@ -83,6 +94,7 @@ class ServerSettings:
     state: Path
     resume: bool = True
     limits: tuple[str, ...] = ()
+    health: Address | None = None
 
 
 def _checked_limits(limits: list[str]) -> tuple[str, ...]:
@@ -111,31 +123,49 @@ def serve(settings: ServerSettings) -> None:
         check_space(settings.state)
         _check_free(settings.fleet, "--bind/--port")
         _check_free(settings.control, "--control")
+        if settings.health is not None:
+            _check_free(settings.health, "--health")
         _run(settings)
 
 
 def _run(settings: ServerSettings) -> None:
     from launch.control_api import is_serving
     from launch.ports import LOOPBACK, free_loopback_ports
-    from launch.server_programs import serverapp_environment, superexec_program, superlink_program
-    from launch.service import say, service, write_secret
+    from launch.server_programs import (
+        end_serverapps,
+        lack_of_space,
+        serverapp_environment,
+        superexec_program,
+        superlink_program,
+    )
+    from launch.service import GRACE_SECONDS, say, service
+    from launch.workplace import write_secret
 
     secret = write_secret(settings.state / "superexec-secret")
-    apps, health = (Address(LOOPBACK, port) for port in free_loopback_ports(2))
+    apps, free = (Address(LOOPBACK, port) for port in free_loopback_ports(2))
+    health = settings.health or free
     # The executor goes first, then the SuperLink that it asks.
     order = ["superexec", "superlink"]
     with service(settings.state / "logs", settings.state, warm=False, stop_order=order) as running:
         supervisor = running.supervisor
         env = running.workplace.environment("server", extra=serverapp_environment(settings))
-        supervisor.add(superlink_program(settings, apps, health, secret, env))
         say(f"starting; logs and runs are in {settings.state}")
-        if supervisor.run(lambda: is_serving(str(health)), _READY_SECONDS):
-            say(
-                f"ready: clients connect to {settings.host}:{settings.fleet.port}, operators to "
-                f"{settings.control}"
-            )
-        supervisor.add(superexec_program(apps, secret, env))
-        supervisor.run(lambda: False)
+        while True:
+            supervisor.add(superlink_program(settings, apps, health, secret, env))
+            if supervisor.run(lambda: is_serving(str(health)), _READY_SECONDS):
+                say(
+                    f"ready: clients connect to {settings.host}:{settings.fleet.port}, operators "
+                    f"to {settings.control}"
+                )
+            supervisor.add(superexec_program(apps, secret, env))
+            supervisor.run(lambda: bool(lack_of_space(settings.state)))
+            # Before anything fails for want of it: what is stopped now goes on later.
+            say(f"{lack_of_space(settings.state, to_go_on=True)}; the server waits for them")
+            for name in order:
+                supervisor.stop(name, GRACE_SECONDS, lambda: False)
+            end_serverapps(settings.state)
+            supervisor.run(lambda: not lack_of_space(settings.state, to_go_on=True))
+            say("there is room again")
 
 
 @contextmanager

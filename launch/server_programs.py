@@ -1,12 +1,11 @@
 """The two programs of a server, as Flower's own command lines, and their ends in our words."""
 
+import errno
 import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-from server_app.interrupted import NOTES_VARIABLE
 
 from . import certificates, serverapp_process, superlink_store
 from .addresses import Address
@@ -17,7 +16,8 @@ if TYPE_CHECKING:
     from .server import ServerSettings
 
 # A database that cannot grow loses what clients and runs report.
-_LEAST_BYTES = 16 * 2**20
+_LEAST_BYTES, _ENOUGH_BYTES = 16 * 2**20, 32 * 2**20
+_SERVERAPPS, _DATABASE = "serverapps", "superlink.db"
 _ENDS = {
     "already in use": "another program took the port in the meantime",
     "database schema does not match": (
@@ -27,18 +27,21 @@ _ENDS = {
     "database disk image is malformed": "superlink.db is damaged: restore it or move it away",
     "database is locked": "another program uses superlink.db",
     "No space left on device": "the disk is full",
-    "database or disk is full": "the disk is full",
+}
+_UNWRITABLE = {
+    errno.ENOSPC: "is full: make room on its disk",
+    errno.EIO: "cannot be written (disk I/O error): see to its disk, and to its user's quota",
 }
 
 
 def serverapp_environment(settings: "ServerSettings") -> dict[str, str]:
     """What SuperLink, SuperExec and ServerApps have to know of how ServerApps live here."""
-    folder = str(settings.state / "serverapps")
+    folder = str(settings.state / _SERVERAPPS)
     return {
         serverapp_process.FOLDER_VARIABLE: folder,
         serverapp_process.SERVER_VARIABLE: str(os.getpid()),
         superlink_store.GO_ON_VARIABLE: str(int(settings.resume)),
-        NOTES_VARIABLE: folder,
+        serverapp_process.NOTES_VARIABLE: folder,
     }
 
 
@@ -52,7 +55,7 @@ def superlink_program(
     """The SuperLink under process isolation, its state on disk; `apps` is its ServerApps' port."""
     command = ["flower-superlink", "--isolation", "process"]
     command += ["--superexec-auth-secret-file", str(secret)]
-    command += ["--database", str(settings.state / "superlink.db")]
+    command += ["--database", str(settings.state / _DATABASE)]
     command += ["--serverappio-api-address", str(apps)]
     command += ["--fleet-api-address", str(settings.fleet)]
     command += ["--control-api-address", str(settings.control)]
@@ -72,18 +75,30 @@ def superlink_program(
         env,
         before=lambda: check_space(settings.state),
         on_line=superlink_news,
-        on_end=superlink_end,
+        on_end=lambda status, tail: superlink_end(settings, status, tail),
     )
 
 
 def check_space(state: Path) -> None:
     """Raises NotYet where the disk is full."""
-    left = shutil.disk_usage(state).free
-    if left < _LEAST_BYTES:
-        raise NotYet(
-            f"the disk of --state {state} is full: {left // 2**20} MiB are left, "
-            f"{_LEAST_BYTES // 2**20} are needed"
-        )
+    if lack := lack_of_space(state):
+        raise NotYet(lack)
+
+
+def lack_of_space(state: Path, *, to_go_on: bool = False) -> str:
+    """What to say of a disk that is full; empty where it is not. To go on needs more."""
+    left, needed = shutil.disk_usage(state).free, _ENOUGH_BYTES if to_go_on else _LEAST_BYTES
+    if left >= needed:
+        return ""
+    return (
+        f"the disk of --state {state} is full: {left // 2**20} MiB are left, "
+        f"{needed // 2**20} are needed"
+    )
+
+
+def end_serverapps(state: Path) -> None:
+    """Kill the ServerApps, which cannot reach a SuperLink for want of room."""
+    serverapp_process.end_all(state / _SERVERAPPS)
 
 
 def superexec_program(apps: Address, secret: Path, env: Mapping[str, str]) -> Program:
@@ -101,8 +116,13 @@ def superlink_news(line: str) -> None:
         say(text)
 
 
-def superlink_end(status: int | None, tail: str) -> str:
+def superlink_end(settings: "ServerSettings", status: int | None, tail: str) -> str:
     """Why the SuperLink ended, in our words where we have some."""
+    if status in _UNWRITABLE:
+        # Without it their rounds would be lost to the deadlines.
+        end_serverapps(settings.state)
+        then = "runs go on then" if settings.resume else "the runs in it have failed"
+        return f"superlink ended: {settings.state / _DATABASE} {_UNWRITABLE[status]}; {then}"
     for sign, words in _ENDS.items():
         if sign in tail:
             return f"superlink ended: {words}"

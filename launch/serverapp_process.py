@@ -5,11 +5,11 @@ sends a heartbeat. Here it belongs to the server: it outlives its SuperExec, end
 and holds a lock for as long as it lives, which the kernel gives back however it ends. What the
 SuperLink makes of one that is dead is in `superlink_store.py`.
 
-In SuperExec and ServerApp this changes Flower's private functions; `flower_programs.py` says in
-which versions they are known.
+In SuperExec and ServerApp this changes Flower's private functions.
 """
 
 import atexit
+import contextlib
 import dataclasses
 import fcntl
 import functools
@@ -29,15 +29,22 @@ from typing import Any, NoReturn
 # The folder of the locks, and the process id of the server; there where `blackthorn server` is.
 FOLDER_VARIABLE = "BLACKTHORN_SERVERAPPS"
 SERVER_VARIABLE = "BLACKTHORN_SERVER_PID"
+# As in server_app/interrupted.py, which would bring torch along.
+NOTES_VARIABLE = "BLACKTHORN_RUN_NOTES"
 _LOOK_SECONDS = 0.2
+_NAME_LENGTH = 32
 # A server error that may be over in a moment, such as a locked database or a full disk.
 _PASSING = ("INTERNAL", "UNKNOWN", "RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED")
 
 
 def is_alive(folder: Path, token: str) -> bool:
     """Whether the ServerApp to which the SuperLink gave this token runs."""
+    return _is_held(_lock_file(folder, token))
+
+
+def _is_held(lock: Path) -> bool:
     try:
-        descriptor = os.open(_lock_file(folder, token), os.O_RDONLY)
+        descriptor = os.open(lock, os.O_RDONLY)
     except FileNotFoundError:
         return False
     try:
@@ -47,6 +54,14 @@ def is_alive(folder: Path, token: str) -> bool:
     finally:
         os.close(descriptor)
     return False
+
+
+def end_all(folder: Path) -> None:
+    """Kill the ServerApps that live: their runs go on, or not, as after any such death."""
+    for lock in folder.glob("[0-9a-f]" * _NAME_LENGTH):
+        with contextlib.suppress(ValueError, ProcessLookupError, FileNotFoundError):
+            if _is_held(lock):
+                os.kill(int(lock.read_text()), signal.SIGKILL)
 
 
 def forget(folder: Path, token: str) -> None:
@@ -60,6 +75,7 @@ def live(folder: Path, token: str) -> None:
     descriptor = os.open(_lock_file(folder, token), os.O_RDWR | os.O_CREAT, 0o600)
     # Never closed: that would give the lock back.
     fcntl.flock(descriptor, fcntl.LOCK_EX)
+    os.write(descriptor, str(os.getpid()).encode())
     atexit.register(forget, folder, token)
 
 
@@ -131,4 +147,4 @@ def _die_with(server: int) -> None:
 
 def _lock_file(folder: Path, token: str) -> Path:
     # The token itself lets whoever knows it speak for the run.
-    return folder / hashlib.sha256(token.encode()).hexdigest()[:32]
+    return folder / hashlib.sha256(token.encode()).hexdigest()[:_NAME_LENGTH]

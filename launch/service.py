@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import secrets
 import sys
 import tempfile
 import time
@@ -18,10 +17,9 @@ from .processes import ProcessKeeper
 from .supervisor import Supervisor
 from .workplace import Workplace
 
-_GRACE_SECONDS = 5.0
+GRACE_SECONDS = 5.0
 # On a network, a look for work is a request to somebody else's machine.
 _POLL_SECONDS = "0.5"
-_SECRET_BYTES = 32
 
 
 @dataclass(frozen=True)
@@ -65,7 +63,7 @@ def service(logs: Path, cwd: Path, *, warm: bool, stop_order: list[str]) -> Iter
         finally:
             with interrupts.deferred() as held:
                 for name in stop_order:
-                    supervisor.stop(name, _GRACE_SECONDS, lambda: bool(held))
+                    supervisor.stop(name, GRACE_SECONDS, lambda: bool(held))
                 keeper.close(lambda: bool(held))
                 end_marked(identity)
 
@@ -73,11 +71,3 @@ def service(logs: Path, cwd: Path, *, warm: bool, stop_order: list[str]) -> Iter
 def say(text: str) -> None:
     """One line for the person, or the log collector, that reads our standard error."""
     print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
-
-
-def write_secret(path: Path) -> Path:
-    """A file with a secret that only this user reads; kept if it is there."""
-    if not path.exists():
-        path.touch(mode=0o600)
-        path.write_bytes(secrets.token_bytes(_SECRET_BYTES))
-    return path

@@ -1,16 +1,18 @@
 """What `blackthorn server` changes in the SuperLink's store.
 
 It waits for a locked database for minutes, where Flower waits five seconds and then fails the
-call. And a ServerApp that has died before its run was over is queued again, where Flower lets the
+call. One that cannot be written ends the SuperLink, which is started again once there is room. And
+a ServerApp that has died before its run was over is queued again, where Flower lets the
 run fail: `server_app/app.py` goes on where the last one stood. So a run outlives each of the
 server's processes, the server, and the machine.
 
-This changes Flower's private functions; `flower_programs.py` says in which versions they are known.
+This changes Flower's private functions.
 """
 
+import errno
 import importlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from logging import WARNING
 from pathlib import Path
@@ -23,6 +25,9 @@ GO_ON_VARIABLE = "BLACKTHORN_GO_ON"
 # Behind it comes what a person should know, in the SuperLink's log.
 NEWS = "blackthorn: "
 LOCK_SECONDS = 300
+# How a SuperLink ends whose store cannot be written: what SQLite calls it, and our exit status.
+# (The log may be on the same disk.)
+UNWRITABLE = {"SQLITE_FULL": errno.ENOSPC, "SQLITE_IOERR": errno.EIO}
 # A ServerApp that dies so soon, so often in a row, will not get anywhere.
 DEATHS, SOON = 5, timedelta(minutes=10)
 # As long as one lives it is not taken for dead, also after a time in which nothing could be stored.
@@ -32,6 +37,7 @@ _SHORT, _LEASE = timedelta(seconds=30), timedelta(seconds=60)
 def adapt_superlink() -> None:
     """In a SuperLink, before it starts."""
     wait_for_locks()
+    end_when_unwritable()
     folder = os.environ.get(FOLDER_VARIABLE)
     if folder is not None:
         look_after_serverapps(Path(folder), go_on=os.environ.get(GO_ON_VARIABLE) == "1")
@@ -50,6 +56,30 @@ def wait_for_locks(seconds: int = LOCK_SECONDS) -> None:
         return create(url, **patience, **kwargs)
 
     sql["create_engine"] = create_patient
+
+
+def end_when_unwritable(end: Callable[[int], object] = os._exit) -> None:
+    """On a full disk this process ends at once, as if it were killed: nothing is half written.
+
+    Did it answer on, rounds would be lost to their deadlines, one after the other.
+    """
+    from sqlalchemy import event
+
+    sql = vars(importlib.import_module("flwr.supercore.sql_mixin"))
+    create = sql["create_engine"]
+
+    def end_if_unwritable(context: Any) -> None:
+        name = getattr(context.original_exception, "sqlite_errorname", "")
+        for sign, status in UNWRITABLE.items():
+            if name.startswith(sign):
+                end(status)
+
+    def create_watched(url: str, **kwargs: Any) -> Any:
+        engine = create(url, **kwargs)
+        event.listen(engine, "handle_error", end_if_unwritable)
+        return engine
+
+    sql["create_engine"] = create_watched
 
 
 def look_after_serverapps(folder: Path, *, go_on: bool) -> None:

@@ -1,14 +1,19 @@
-"""`blackthorn server` whose database is locked, or of whose processes one is ended, in mid-run.
+"""`blackthorn server` whose database is locked or full, or of whose processes one is ended, in
+mid-run.
 
 The run completes without a hand, and no finished round is lost or repeated.
 """
 
 import os
+import resource
+import shutil
 import signal
 import sqlite3
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -25,7 +30,7 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="reads /proc to see what runs"),
 ]
 
-CLIENTS, ROUNDS = 4, 10
+CLIENTS, ROUNDS = 4, 12
 LOCKED_SECONDS = 8.0
 
 
@@ -53,7 +58,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         *("server", "--host", "localhost", "--certs", "certs", "--state", "state"),
         *("--port", fleet, "--control", f"127.0.0.1:{control}"),
     )
-    with bench(folder) as programs:
+    with small_disk(folder / "state"), bench(folder) as programs:
         first = programs.start("server", *arguments)
         first.says("ready:")
         federation = Federation(programs, first, f"localhost:{fleet}", f"localhost:{control}")
@@ -65,14 +70,48 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield Server(federation, arguments)
 
 
+@contextmanager
+def small_disk(folder: Path) -> Iterator[None]:
+    """A disk of its own where we may mount one; elsewhere no fault can fill it."""
+    folder.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=128m", "tmpfs", folder])
+    try:
+        yield
+    finally:
+        if mounted.returncode == 0 and folder.is_mount():
+            subprocess.run(["umount", "--lazy", folder], check=True)
+
+
 def lock_the_database(server: Server, folder: Path) -> None:
     del folder
-    database = server.federation.bench.folder / "state" / "superlink.db"
+    database = state_of(server) / "superlink.db"
     connection = sqlite3.connect(database, isolation_level=None, timeout=60)
     connection.execute("BEGIN IMMEDIATE")
     time.sleep(LOCKED_SECONDS)
     connection.execute("ROLLBACK")
     connection.close()
+
+
+def fill_the_store(server: Server, folder: Path) -> None:
+    """The kernel lets the SuperLink write no more: its next write is what a full disk refuses."""
+    del folder
+    (pid,) = server.processes("flower-superlink")
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (4096, 4096))
+    until(lambda: not running(pid), 60.0)
+    server.federation.server.says("superlink.db cannot be written")
+
+
+def fill_the_disk(server: Server, folder: Path) -> None:
+    """Until the server, which is left some room, has stopped everything; then make room again."""
+    disk = state_of(server)
+    pids = [*server.processes("flower-superlink"), *writers(folder)]
+    ballast = disk / "ballast"
+    with ballast.open("wb") as stream:
+        os.posix_fallocate(stream.fileno(), 0, shutil.disk_usage(disk).free - 8 * 2**20)
+    server.federation.server.says("32 are needed; the server waits for them")
+    until(lambda: not any(running(pid) for pid in pids), 60.0)
+    ballast.unlink()
+    server.federation.server.says("there is room again")
 
 
 def strike(name: str, number: signal.Signals) -> Callable[[Server, Path], None]:
@@ -113,6 +152,8 @@ def writers(folder: Path) -> list[int]:
 
 FAULTS = {
     "locked": lock_the_database,
+    "full-store": fill_the_store,
+    "full-disk": fill_the_disk,
     **{
         f"{number.name}-{name}": strike(name, number)
         for name in ("flower-superlink", "flower-superexec", "flwr-serverapp")
@@ -135,7 +176,8 @@ def test_it_survives_them_every_time(server: Server, repository: Path, time: int
 def survives_all(server: Server, repository: Path, name: str) -> None:
     """A run that meets one of FAULTS after each of its rounds ends as if it had met none."""
     folder, run = start_run(server, repository, name)
-    for finished, fault in enumerate(FAULTS, start=1):
+    faults = [name for name in FAULTS if name != "full-disk" or state_of(server).is_mount()]
+    for finished, fault in enumerate(faults, start=1):
         until(lambda done=finished: last_round(folder) >= done or ended(run), 180)  # type: ignore[misc]
         assert last_round(folder) < ROUNDS, f"{fault}\n{told(server, run)}"
         FAULTS[fault](server, folder)
@@ -152,7 +194,11 @@ def start_run(server: Server, repository: Path, name: str) -> tuple[Path, Starte
         *("--ca", "certs/ca.crt", "--follow", "--clients", CLIENTS, "--output-dir", f"runs/{name}"),
         *("--set", f"num-server-rounds={ROUNDS}", "--set", "round-timeout=60"),
     )
-    return federation.bench.folder / "state" / "runs" / name, run
+    return state_of(server) / "runs" / name, run
+
+
+def state_of(server: Server) -> Path:
+    return server.federation.bench.folder / "state"
 
 
 def check_whole(server: Server, folder: Path, run: Started) -> None:

@@ -1,6 +1,7 @@
 """What `blackthorn server` changes in Flower's processes: the store, and how ServerApps live."""
 
-import importlib.metadata
+import os
+import signal
 import subprocess
 import sys
 from datetime import timedelta
@@ -28,6 +29,21 @@ from server_app.interrupted import NOTES_VARIABLE
 
 LIVES = "import sys, pathlib; from launch.serverapp_process import live; "
 LIVES += "live(pathlib.Path(sys.argv[1]), sys.argv[2]); print('lives', flush=True); input()"
+# Many runs are made in a store that has no room for them.
+FILLS = """
+import pathlib, resource, sys
+from launch import superlink_store
+superlink_store.adapt_superlink()
+from flwr.supercore import sql_mixin
+if sys.argv[2] == "SQLITE_FULL":
+    sql_mixin.SQLITE_PRAGMAS = (*sql_mixin.SQLITE_PRAGMAS, ("max_page_count", "1"))
+from test_server_processes import new_state, running_task
+state = new_state(pathlib.Path(sys.argv[1]))
+if sys.argv[2] == "SQLITE_IOERR":
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+for _ in range(1000):
+    running_task(state)
+"""
 
 
 @pytest.fixture
@@ -69,8 +85,13 @@ def begin(state: Any, run: int) -> str:
     return str(token)
 
 
-def status(state: Any, run: int) -> str:
+def status_of(state: Any, run: int) -> str:
     return str(state.get_run_info(run_ids=[run])[0].status.status)
+
+
+def integrity(state: Any) -> str:
+    [row] = state.query("PRAGMA integrity_check")
+    return str(row["integrity_check"])
 
 
 class ServerApp:
@@ -110,24 +131,24 @@ def test_a_dead_serverapp_is_queued_again_and_a_living_one_is_left_alone(
 ) -> None:
     run, token = running_task(state)
     one = ServerApp(tmp_path / "serverapps", token)
-    assert status(state, run) == Status.RUNNING
+    assert status_of(state, run) == Status.RUNNING
     # Also after hours in which no heartbeat could be stored.
     later = sql_corestate.now() + timedelta(hours=3)
     with monkeypatch.context() as patch:
         patch.setattr(sql_corestate, "now", lambda: later)
-        assert status(state, run) == Status.RUNNING
+        assert status_of(state, run) == Status.RUNNING
     one.kill()
-    assert status(state, run) == Status.PENDING
+    assert status_of(state, run) == Status.PENDING
     again = begin(state, run)
     assert again != token
     # A SuperLink that is started again finds it dead as well.
-    assert status(new_state(tmp_path), run) == Status.PENDING
+    assert status_of(new_state(tmp_path), run) == Status.PENDING
 
 
 def test_a_serverapp_that_dies_again_and_again_fails_its_run(state: Any) -> None:
     run, _ = running_task(state)
     for _ in range(superlink_store.DEATHS - 1):
-        assert status(state, run) == Status.PENDING
+        assert status_of(state, run) == Status.PENDING
         begin(state, run)
     info = state.get_run_info(run_ids=[run])[0].status
     assert (info.status, info.sub_status) == (Status.FINISHED, SubStatus.FAILED)
@@ -147,6 +168,45 @@ def test_the_store_waits_minutes_for_a_lock(state: Any) -> None:
     [row] = state.query("PRAGMA busy_timeout")
     assert list(row.values()) == [300_000]
     assert state._engine.pool._timeout == 300
+
+
+@pytest.mark.parametrize(("sign", "status"), superlink_store.UNWRITABLE.items())
+def test_a_store_that_cannot_be_written_ends_the_superlink_and_keeps_what_it_has(
+    tmp_path: Path, sign: str, status: int
+) -> None:
+    """Of SQLite's own limit (full), and of the kernel's (an I/O error)."""
+    kept, _ = running_task(new_state(tmp_path))
+    done = subprocess.run(
+        [sys.executable, "-c", FILLS, str(tmp_path), sign],
+        cwd=Path(__file__).parent,
+        env={**os.environ, "PYTHONPATH": f"{Path(__file__).parent}:{Path(__file__).parents[1]}"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == status, done.stderr
+    again = new_state(tmp_path)
+    assert integrity(again) == "ok"
+    assert status_of(again, kept) == Status.RUNNING
+
+
+def test_the_server_itself_needs_no_torch() -> None:
+    """It only looks after other programs, and holds no half a gigabyte for that."""
+    loads = (
+        "import sys; import launch.server, launch.server_programs, launch.service, "
+        "launch.control_api, launch.workplace; sys.exit('torch' in sys.modules)"
+    )
+    command = [sys.executable, "-c", loads]
+    assert subprocess.run(command, cwd=Path(__file__).parents[1], timeout=120).returncode == 0
+
+
+def test_all_serverapps_that_live_are_ended(tmp_path: Path) -> None:
+    living, dead = ServerApp(tmp_path, "living"), ServerApp(tmp_path, "dead")
+    dead.kill()
+    serverapp_process.end_all(tmp_path)
+    assert living.process.wait(30) == -signal.SIGKILL
+    living.process.communicate()
+    assert not is_alive(tmp_path, "living")
 
 
 def test_a_superexec_waits_out_what_passes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,21 +243,6 @@ def test_a_server_that_is_back_is_found_within_seconds(monkeypatch: pytest.Monke
     flower_programs._retry_soon()
     waits = grpc_retry.make_simple_grpc_retry_invoker().wait_gen_factory()
     assert max(next(waits) for _ in range(20)) == 5
-
-
-@pytest.mark.parametrize("version", ["1.33.0", "1.34.2"])
-def test_the_versions_whose_inside_is_known(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.metadata, "version", lambda _name: version)
-    flower_programs.check_flower()
-
-
-@pytest.mark.parametrize("version", ["1.32.1", "1.35.0", "2.0.0"])
-def test_in_another_version_nothing_is_changed(
-    version: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(importlib.metadata, "version", lambda _name: version)
-    with pytest.raises(RuntimeError, match=rf"flwr {version} is installed.*flwr>=1.33,<1.35"):
-        flower_programs.check_flower()
 
 
 @pytest.mark.parametrize("resume", [True, False])
