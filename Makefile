@@ -61,7 +61,7 @@ test-slow: $(READY)
 	$(BIN)/python -m pytest -m slow
 
 RECIPE ?= recipes/demo.toml
-export CLIENTS BYZANTINE ATTACK TLS DEPLOYMENT PROJECT BASE_IMAGE TORCH_INDEX_URL
+export CLIENTS BYZANTINE ATTACK TLS POLICY DEPLOYMENT PROJECT BASE_IMAGE TORCH_INDEX_URL
 
 compose-up:
 	@docker/federation up

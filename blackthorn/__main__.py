@@ -21,13 +21,5 @@ def main() -> None:
     run_command_line()
 
 
-def superlink() -> None:
-    """Entry point of `blackthorn-superlink`: Flower's SuperLink with the guard, for containers."""
-    sys.path.insert(0, str(app_root()))
-    from launch.flower_programs import superlink as run_superlink
-
-    run_superlink()
-
-
 if __name__ == "__main__":
     main()

@@ -1,16 +1,22 @@
 """docker/: a federation in containers, with and without TLS, by the commands of the README."""
 
-import json
 import os
 import shutil
 import subprocess
 import uuid
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from container_base import base_image, require_engine
 from open_ports import OPEN_PORTS
+from process_watch import until
+
+from server_app.run_folder import read_metrics, read_summary
 
 pytestmark = pytest.mark.docker
 
@@ -18,7 +24,7 @@ SECONDS = 400
 # As few as RAGE needs to tell a liar: a container's start is most of what it costs.
 CLIENTS, BYZANTINE = 3, 1
 LIAR = CLIENTS
-ROUNDS = 3
+ROUNDS, STRUCK_ROUNDS = 3, 10
 _FLEET, _CONTROL, _APPS, _COLLUSION = 9092, 9093, 9091, 9095
 
 
@@ -45,81 +51,146 @@ def project() -> Iterator[str]:
     assert left.stdout == ""
 
 
-def make(repository: Path, env: dict[str, str], *arguments: str) -> str:
-    done = subprocess.run(
-        ["make", "--no-print-directory", *arguments],
-        cwd=repository,
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-    )
-    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-6000:]
-    return done.stdout
+@dataclass
+class Federation:
+    """A federation in containers; `environment` is what its commands are given."""
+
+    repository: Path
+    project: str
+    folder: Path
+    environment: dict[str, str]
+
+    def make(self, *arguments: str) -> str:
+        done = subprocess.run(
+            ["make", "--no-print-directory", *arguments],
+            cwd=self.repository,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+        )
+        assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-6000:]
+        return done.stdout
+
+    def recipe(self, name: str, rounds: int) -> str:
+        """The demo's recipe with so many rounds, whose folder has that name."""
+        text = (self.repository / "recipes" / "demo.toml").read_text()
+        changed = text.replace("num-server-rounds = 15", f"num-server-rounds = {rounds}")
+        assert changed != text
+        path = self.folder / f"{name}.toml"
+        path.write_text(f'{changed}\noutput-dir = "runs/{name}"\n')
+        return f"RECIPE={path}"
+
+    def run_folder(self, name: str) -> Path:
+        return self.folder / "deployment" / "runs" / name
+
+    def containers(self) -> list[str]:
+        """Those that run, but for the operator's."""
+        return self._containers("oneoff=False")
+
+    def container(self, service: str) -> str:
+        (identity,) = self._containers(f"service={service}")
+        return identity
+
+    def _containers(self, *labels: str) -> list[str]:
+        wanted = [f"--filter=label=com.docker.compose.{one}" for one in labels]
+        project = f"--filter=label=com.docker.compose.project={self.project}"
+        return docker("ps", "--quiet", project, *wanted).split()
 
 
-@pytest.mark.parametrize("tls", ["", "1"], ids=["plain", "tls"])
-def test_a_federation_runs_to_its_end(
-    repository: Path, project: str, tmp_path: Path, tls: str
-) -> None:
+@contextmanager
+def federation(repository: Path, project: str, folder: Path, **more: str) -> Iterator[Federation]:
+    """A federation that is up, and down again when the block is left."""
     settings = {
         "PROJECT": project,
-        "DEPLOYMENT": str(tmp_path / "deployment"),
+        "DEPLOYMENT": str(folder / "deployment"),
         "BASE_IMAGE": base_image(repository),
         "CLIENTS": str(CLIENTS),
         "BYZANTINE": str(BYZANTINE),
-        "TLS": tls,
+        **more,
     }
-    env = {**os.environ, **settings}
-    recipe = shutil.copy(repository / "recipes" / "demo.toml", tmp_path / "short.toml")
-    with Path(recipe).open("a") as stream:
-        stream.write('\noutput-dir = "runs/short"\n')
-    lines = (
-        Path(recipe).read_text().replace("num-server-rounds = 15", f"num-server-rounds = {ROUNDS}")
-    )
-    Path(recipe).write_text(lines)
+    one = Federation(repository, project, folder, {**os.environ, **settings})
     try:
-        make(repository, env, "compose-up")
-        said = make(repository, env, "compose-run", f"RECIPE={recipe}")
-        folder = tmp_path / "deployment" / "runs" / "short"
-        summary = json.loads((folder / "summary.json").read_text())
-        assert (summary["status"], summary["rounds_completed"]) == ("completed", ROUNDS), said
+        one.make("compose-up")
+        yield one
+    finally:
+        one.make("compose-down")
+
+
+def test_a_federation_runs_to_its_end(repository: Path, project: str, tmp_path: Path) -> None:
+    with federation(repository, project, tmp_path) as one:
+        said = one.make("compose-run", one.recipe("short", ROUNDS))
+        summary = check_whole(one.run_folder("short"), ROUNDS, said)
         replies = (CLIENTS + BYZANTINE) * ROUNDS
         assert summary["clients"] == {"invited": replies, "replied": replies, "rejected": 0}
-        entries = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-        assert all(LIAR in entry["filtered"] for entry in entries[1:])
-        check_isolation(project)
-        status = subprocess.run(
-            [str(repository / "docker" / "federation"), "status"],
-            env=env,
-            capture_output=True,
-            text=True,
-            timeout=120,
-        ).stdout
-        assert status.count("online") == CLIENTS + BYZANTINE, status
-        assert (f"client-{LIAR}" in status) == bool(tls)
-    finally:
-        make(repository, env, "compose-down")
+        check_isolation(one)
+        assert f"client-{LIAR}" not in status(one)
 
 
-def check_isolation(project: str) -> None:
-    """From a client's container only the Fleet port answers; nobody is root; liars meet alone."""
-    names = subprocess.run(
-        ["docker", "ps", "--filter", f"name={project}", "--format", "{{.Names}}"],
+# Once the run has so many rounds: what happens to the server's container, or to all of them.
+STRUCK = {
+    1: lambda one: docker("exec", one.container("server"), "sh", "-c", "kill -9 -1", check=False),
+    4: lambda one: docker("kill", one.container("server")) and one.make("compose-up"),
+    7: lambda one: docker("restart", *one.containers()),
+}
+
+
+def test_over_tls_a_run_outlives_its_containers(
+    repository: Path, project: str, tmp_path: Path
+) -> None:
+    """One that dies is started again by the engine, one that was killed by `compose-up`."""
+    with federation(repository, project, tmp_path, TLS="1") as one:
+        folder = one.run_folder("long")
+        with ThreadPoolExecutor() as pool:
+            run = pool.submit(one.make, "compose-run", one.recipe("long", STRUCK_ROUNDS))
+            for finished, strike in STRUCK.items():
+                until(lambda done=finished: last_round(folder) >= done or run.done(), SECONDS)  # type: ignore[misc]
+                assert not run.done(), run.result()
+                strike(one)
+            said = run.result(SECONDS)
+        check_whole(folder, STRUCK_ROUNDS, said)
+        check_isolation(one)
+        assert f"client-{LIAR}" in status(one)
+
+
+def check_whole(folder: Path, rounds: int, said: str) -> dict[str, Any]:
+    """It has completed, every round is on record once, and the liar counted in none."""
+    summary = read_summary(folder)
+    assert summary is not None, said
+    assert (summary["status"], summary["rounds_completed"]) == ("completed", rounds), said
+    entries = list(read_metrics(folder))
+    assert [entry["round"] for entry in entries] == list(range(rounds + 1))
+    assert all(LIAR in entry["filtered"] for entry in entries[1:])
+    return summary
+
+
+def last_round(folder: Path) -> int:
+    return max((entry["round"] for entry in read_metrics(folder)), default=-1)
+
+
+def status(one: Federation) -> str:
+    """Who is connected: all are."""
+    done = subprocess.run(
+        [str(one.repository / "docker" / "federation"), "status"],
+        env=one.environment,
         capture_output=True,
         text=True,
-        check=True,
-        timeout=60,
-    ).stdout.split()
-    assert len(names) == CLIENTS + BYZANTINE + 3
-    (client,) = [name for name in names if "client-0" in name]
+        timeout=120,
+    )
+    assert done.stdout.count("online") == CLIENTS + BYZANTINE, done.stdout + done.stderr
+    return done.stdout
+
+
+def check_isolation(one: Federation) -> None:
+    """From a client's container only the Fleet port answers; nobody is root; liars meet alone."""
+    assert len(one.containers()) == CLIENTS + BYZANTINE + 2
+    client, liar = one.container("client-0"), one.container(f"client-{LIAR}")
     ports = map(str, (_APPS, _FLEET, _CONTROL, 9094, 9099))
     reached = inside(client, "python", "-c", OPEN_PORTS, "superlink", *ports)
     assert reached.split() == [str(_FLEET)]
     assert inside(client, "id", "-u").strip() != "0"
     # Only the liars know the place where liars meet.
     assert inside(client, "python", "-c", OPEN_PORTS, "collusion", str(_COLLUSION)) == ""
-    (liar,) = [name for name in names if f"client-{LIAR}" in name]
     assert inside(liar, "python", "-c", OPEN_PORTS, "collusion", str(_COLLUSION)).split() == [
         str(_COLLUSION)
     ]
@@ -128,8 +199,10 @@ def check_isolation(project: str) -> None:
 
 
 def inside(container: str, *command: str) -> str:
-    done = subprocess.run(
-        ["docker", "exec", container, *command], capture_output=True, text=True, timeout=60
-    )
-    assert done.returncode == 0, done.stderr
+    return docker("exec", container, *command)
+
+
+def docker(*arguments: str, check: bool = True) -> str:
+    done = subprocess.run(["docker", *arguments], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 or not check, done.stderr
     return done.stdout
