@@ -11,7 +11,7 @@ import importlib.metadata
 import logging
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import grpc
 
@@ -165,16 +165,44 @@ def cut_log_lines(most: int) -> None:
 
 def signed(
     continuation: Callable[[Any], Any], details: grpc.HandlerCallDetails
-) -> grpc.RpcMethodHandler | None:
-    """The method's handler, None where Flower does not take the request's signature.
-
-    Flower then answers with a handler of its own, which reads no request.
-    """
+) -> grpc.RpcMethodHandler | str:
+    """The method's handler; where Flower does not take the request's signature, why not."""
     try:
         handler = continuation(details)
     except Exception:  # a key, a signature or a time that cannot even be read
-        return None
-    return handler if handler is not None and handler.request_deserializer is not None else None
+        return _UNSIGNED
+    if handler is None:
+        return "a method that the Fleet API does not have"
+    if handler.request_deserializer is not None:
+        return handler
+    # Flower refuses with a handler that reads no request, and says why when it is called.
+    try:
+        handler.unary_unary(b"", _Refusing())
+    except _Refused as refused:
+        return _CLOCK if "timestamp" in str(refused) else _UNSIGNED
+    return _UNSIGNED
+
+
+_UNSIGNED = "a signature that is not the key's"
+_CLOCK = "a clock that differs from the server's by more than five minutes: set it"
+
+
+class _Refused(Exception):
+    """With what a handler of Flower's would end a request."""
+
+
+class _Refusing:
+    """In the place of a request's context, for a handler that only refuses."""
+
+    def __init__(self) -> None:
+        self._code: grpc.StatusCode | None = None
+
+    def abort(self, code: grpc.StatusCode, words: str) -> NoReturn:
+        self._code = code
+        raise _Refused(words)
+
+    def code(self) -> grpc.StatusCode | None:
+        return self._code
 
 
 def public_key(details: grpc.HandlerCallDetails) -> bytes:

@@ -29,8 +29,8 @@ _REFUSALS_A_CONNECTION = 20
 _REFRESH_SECONDS = 2.0
 _LARGEST_KEY = 4096
 _UPLOADS = "PushObject"
-# What a key that is not registered may ask: to be registered or activated.
-_INTRODUCTIONS = ("RegisterNode", "ActivateNode")
+# What a key that is not registered may ask: to be.
+_INTRODUCTION = "RegisterNode"
 
 Serve = Callable[[Iterator[bytes], grpc.ServicerContext], Any]
 
@@ -141,9 +141,9 @@ class Gate(grpc.ServerInterceptor):
         if known is None:
             return self._stranger(method, key, continuation, details)
         handler = flower.signed(continuation, details)
-        if handler is None:
+        if isinstance(handler, str):
             # Anybody may know a public key: this says nothing about its owner.
-            return self._refuse_stranger("a signature that is not the key's")
+            return self._refuse_stranger(handler)
         if barred:
             return self._refuse_barred(key, known, barred)
         with self._lock:
@@ -203,10 +203,10 @@ class Gate(grpc.ServerInterceptor):
                 return self._refuse_busy()
             self._strangers += 1
         handler = flower.signed(continuation, details)
-        if handler is None:
+        if isinstance(handler, str):
             with self._lock:
                 self._strangers -= 1
-            return self._refuse_stranger("a signature that is not the key's")
+            return self._refuse_stranger(handler)
 
         def serve(requests: Iterator[bytes], context: grpc.ServicerContext) -> Any:
             try:
@@ -230,7 +230,7 @@ class Gate(grpc.ServerInterceptor):
             known = self._know(key, node_id)
             self._connections.spoke(context.peer(), key)
             return self._serve_key(method, key, known, handler, requests, context, seconds)
-        if method not in _INTRODUCTIONS:
+        if method != _INTRODUCTION:
             self._turn_away(context, _NOT_REGISTERED)
         try:
             body = self._deadlines.read(requests, context, seconds)
@@ -342,7 +342,7 @@ class Gate(grpc.ServerInterceptor):
         return self._refusal(grpc.StatusCode.UNAUTHENTICATED, what)
 
     def _refuse_busy(self) -> grpc.RpcMethodHandler:
-        what = "too many requests of keys that are not registered"
+        what = "the server has too many requests of keys that are not registered"
         self._records.refuse("requests at a time", what)
         return self._refusal(grpc.StatusCode.UNAVAILABLE, what)
 

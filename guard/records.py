@@ -82,15 +82,15 @@ class Records:
                 if wanted is not None and known.client_id == wanted and other != print_:
                     raise ValueError(f"client {wanted} is {known.name or other}'s already")
             known = replace(self._keys.get(print_, Registration()), name=name, **changes)
-            self._keys[print_] = known
-            self._save()
+            self._save({**self._keys, print_: known})
         return known
 
     def forget(self, key: bytes) -> None:
         """The key was unregistered: its client id is free."""
         with self._lock:
-            if self._keys.pop(fingerprint(key), None) is not None:
-                self._save()
+            left = {p: k for p, k in self._keys.items() if p != fingerprint(key)}
+            if left != self._keys:
+                self._save(left)
 
     def lift(self, key: bytes) -> bool:
         """Let a barred key in again; whether it was barred."""
@@ -100,8 +100,7 @@ class Records:
             self._offences.pop(print_, None)
             if not known.barred:
                 return False
-            self._keys[print_] = replace(known, barred="")
-            self._save()
+            self._save({**self._keys, print_: replace(known, barred="")})
         logger.warning("guard: %s is let in again", self.name(key))
         return True
 
@@ -121,14 +120,13 @@ class Records:
         what = "".join(c if c.isprintable() else "?" for c in what[:_LONGEST_WORDS])
         now = time.monotonic()
         with self._lock:
-            entry = self._refusals.get((name, kind))
-            if entry is None:
-                if len(self._refusals) >= _MOST_KINDS:
-                    return
-                entry = self._refusals[name, kind] = Refusal(name, node, kind, what)
+            entry = self._refusals.get((name, kind)) or Refusal(name, node, kind, what)
+            if len(self._refusals) < _MOST_KINDS:
+                self._refusals[name, kind] = entry
             entry.count += 1
             entry.last, entry.node = what, node or entry.node
-            loud = now - entry.logged >= _QUIET_SECONDS
+            known = (name, kind) in self._refusals
+            loud = known and now - entry.logged >= _QUIET_SECONDS
             if loud:
                 entry.logged = now
             barred = offence and bool(key) and self._count_offence(fingerprint(key), kind, now)
@@ -162,19 +160,26 @@ class Records:
         if len(past) < self._offences_allowed or known.barred:
             return False
         past.clear()
-        self._keys[print_] = replace(known, barred=kind)
+        barred = {**self._keys, print_: replace(known, barred=kind)}
         # A disk that is full must not let the key in again while the SuperLink runs.
         with contextlib.suppress(OSError):
-            self._save()
+            self._save(barred)
+        self._keys = barred
         return True
 
-    def _save(self) -> None:
+    def _save(self, keys: dict[str, Registration]) -> None:
+        """From now on these are the registrations. OSError where they cannot be stored."""
         unfinished = self._file.with_suffix(".part")
-        with unfinished.open("w", encoding="utf-8") as output:
-            json.dump({p: asdict(k) for p, k in sorted(self._keys.items())}, output, indent=1)
-            output.flush()
-            os.fsync(output.fileno())
-        unfinished.replace(self._file)
+        try:
+            with unfinished.open("w", encoding="utf-8") as output:
+                json.dump({p: asdict(k) for p, k in sorted(keys.items())}, output, indent=1)
+                output.flush()
+                os.fsync(output.fileno())
+            unfinished.replace(self._file)
+        except OSError as error:
+            unfinished.unlink(missing_ok=True)
+            raise OSError(error.errno, error.strerror, str(self._file)) from error
+        self._keys = keys
 
 
 def fingerprint(key: bytes) -> str:

@@ -80,6 +80,9 @@ class ForOperators(grpc.ServerInterceptor):
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
             raise
+        except OSError as error:
+            context.abort(grpc.StatusCode.INTERNAL, f"{error.strerror}: {error.filename}")
+            raise
 
     def _carry_out(self, asked: dict[str, Any]) -> dict[str, Any]:
         action = asked["action"]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from .addresses import Address
 from .app_bundle import Scalar, write_config
 from .flower_cluster import APP_MODULES
+from .flower_programs import FAILED_CALL
 from .ports import LOOPBACK, free_loopback_ports
 from .probe import Refused, probe
 from .service import Service, say, service
@@ -25,8 +26,11 @@ _CANNOT = re.compile(r"client \d+ (cannot take part|does not \w+) in run \d+: .*
 _ROUND = re.compile(r"\[RUN (\d+), ROUND (\d+)\]")
 # Flower's codes: nodes must be registered, and: this node cannot be activated.
 _CODE = re.compile(r'"code": (\d+)')
-# What a call to the server failed with, in the last words of a SuperNode.
-_FAILED = re.compile(r"status = StatusCode\.(\w+)")
+_FAILED = re.compile(re.escape(FAILED_CALL) + r"(\w+): (.*)")
+# A refusal of the guard's, which names the method; Flower takes it for the end of the run.
+_REFUSED = re.compile(r"[A-Z][A-Za-z]+: .")
+# What the server says of a key that is not registered; of one that was, of the node that it had.
+_NOT_REGISTERED = ("a key that is not registered", "Invalid node ID")
 _NO_KEY, _KEY_REFUSED = "2001", "2004"
 _KEY_UNREADABLE = "Unable to parse the private key"
 
@@ -129,6 +133,7 @@ class Watch:
         self._away = False
         self._round = ""
         self._complaint = ""
+        self._code, self._words = "", ""
         self._refused_since: float | None = None
         # There while the client is connected: a cheap check for whoever watches over it.
         self._flag = settings.logs / "connected"
@@ -136,7 +141,7 @@ class Watch:
     def before(self) -> None:
         """Ask the network first. Raises NotYet, or Refused."""
         self._flag.unlink(missing_ok=True)
-        self._complaint = ""
+        self._complaint = self._code = self._words = ""
         probe(self._settings.server, self._settings.ca)
 
     def line(self, line: str) -> None:
@@ -145,9 +150,10 @@ class Watch:
             self._connected, self._away, self._refused_since = True, False, None
             self._flag.touch()
             say(f"connected to {self._settings.server} as node {found.group(1)}")
-        elif "Connection attempt failed, retrying" in line and not self._away:
-            self._away = True
-            say(f"{self._settings.server} does not answer; trying again until it does")
+        elif found := _FAILED.search(line):
+            self._failed(*found.groups())
+        elif "successfully" in line:
+            self._code = ""
         elif "Connection successful after" in line and self._away:
             self._away = False
             say(f"{self._settings.server} answers again")
@@ -161,25 +167,47 @@ class Watch:
         elif "Failed to receive message" in line or "Failed to send message" in line:
             say(line.partition("Failed")[1] + line.partition("Failed")[2])
 
+    def _failed(self, code: str, words: str) -> None:
+        """Take in what a call failed with."""
+        self._code, self._words = code, words
+        if found := _CODE.search(words):
+            self._complaint = found.group(1)
+        if code == "UNAVAILABLE" and not self._away:
+            self._away = True
+            # Other words than the server's are gRPC's, of a connection that there is not.
+            why = f": {words}" if words.startswith("the server") else ""
+            say(f"{self._settings.server} does not answer{why}; trying again until it does")
+        elif code == "PERMISSION_DENIED" and _REFUSED.match(words):
+            say(
+                f"{self._settings.server} refused what this client sent: {words} (its operator's "
+                "limits; the answer does not count)"
+            )
+
     def end(self, status: int | None, tail: str) -> str:
         """Why it ended. Raises Refused where starting it again would change nothing."""
         connected, self._connected = self._connected, False
         if not connected:
             self._raise_if_hopeless()
             if self._complaint == _KEY_REFUSED:
-                return self._refused()
-        failed = _FAILED.search(tail.rpartition("successfully")[2])
-        if connected and failed is not None:
+                return self._refused(
+                    "another program is connected with it, or was a minute ago (a server without "
+                    "a guard says the same of a key that is not registered)"
+                )
+        # Flower ends a node in good order when the server does not take its signature.
+        if self._code == "UNAUTHENTICATED":
+            unknown = self._words in _NOT_REGISTERED
+            if not connected:
+                why = "it is not registered there (blackthorn register NAME)"
+                return self._refused(why if unknown else self._words)
+            why = "its key was unregistered there" if unknown else self._words
+            return f"{self._settings.server} has sent this client away: {why}"
+        if connected and self._code not in ("", "UNAVAILABLE"):
             return (
-                f"{self._settings.server} failed in a call ({failed.group(1)}): it is overloaded, "
-                "or its database locked, or its disk full; its operator finds more in state/logs"
+                f"{self._settings.server} failed in a call ({self._code}: {self._words}); its "
+                "operator finds more in state/logs"
             )
-        # Flower ends a node in good order when the server stops taking its signature.
         if connected and status == 0:
-            return (
-                f"{self._settings.server} has sent this client away: its key was unregistered "
-                "there, or barred by its guard, or somebody stopped the SuperNode"
-            )
+            return "somebody stopped the SuperNode"
         return obituary("supernode", status, tail)
 
     def _raise_if_hopeless(self) -> None:
@@ -194,12 +222,9 @@ class Watch:
                 "blackthorn certs DIR --client NAME"
             )
 
-    def _refused(self) -> str:
+    def _refused(self, why: str) -> str:
         """What to say of a refused key: something only once. Raises Refused after `patience`."""
-        reason = (
-            f"{self._settings.server} refused the key {self._settings.key}: it is not registered "
-            "there (blackthorn register NAME), or another program is connected with it"
-        )
+        reason = f"{self._settings.server} refused the key {self._settings.key}: {why}"
         now = time.monotonic()
         first = self._refused_since is None
         since = self._refused_since = self._refused_since or now

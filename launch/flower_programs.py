@@ -27,7 +27,7 @@ import sys
 import time
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from . import serverapp_process, superlink_store
 from .fork_server import load_entry, run_entry
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from flwr.proto.run_pb2 import Run as RunMessage
     from flwr.supercore.run import Run
 
+# In a SuperNode's log, before the code and the words with which a call to the server has failed.
+FAILED_CALL = "blackthorn: the server said "
 POLL_VARIABLE = "BLACKTHORN_POLL_SECONDS"
 STANDARD_ENTRIES = {
     "flower-superlink": "flwr.superlink.cli:flower_superlink",
@@ -93,11 +95,32 @@ def _retry_soon() -> None:
     )
 
 
+def _tell_failures() -> None:
+    """Each call that fails is a line with the server's own words, which Flower does not log."""
+    module = vars(importlib.import_module("flwr.supernode.start_client_internal"))
+    make = module["make_simple_grpc_retry_invoker"]
+
+    def make_telling() -> Any:
+        invoker = make()
+        gives_up = invoker.should_giveup
+
+        def tell(error: Any) -> bool:
+            details = " ".join(str(error.details()).split())
+            print(f"{FAILED_CALL}{error.code().name}: {details}", file=sys.stderr, flush=True)
+            return bool(gives_up(error))
+
+        invoker.should_giveup = tell
+        return invoker
+
+    module["make_simple_grpc_retry_invoker"] = make_telling
+
+
 def supernode() -> None:
     """`flower-supernode` that looks for messages and replies every BLACKTHORN_POLL_SECONDS."""
     _cap_sleeps("flwr.supernode.start_client_internal")
     _cap_first_backoff()
     _retry_soon()
+    _tell_failures()
     load_entry(STANDARD_ENTRIES["flower-supernode"])()
 
 

@@ -12,6 +12,8 @@ from launch.addresses import Address, check_insecure, parse_address
 from server_app.config import ConfigError
 
 if TYPE_CHECKING:
+    import grpc
+
     from launch.control_api import ControlApi
 
 Server = Annotated[str, typer.Option(metavar="NAME:PORT", help="The server's port for operators.")]
@@ -36,15 +38,35 @@ class Connection:
     @contextmanager
     def open(self) -> "Iterator[ControlApi]":
         """The Control API; RuntimeError with one line if it cannot be reached as configured."""
+        import grpc
+
         from launch.control_api import ControlApi
         from launch.probe import probe
+        from launch.supervisor import NotYet
 
         probe(self.address, self.ca)
         control = ControlApi(str(self.address), self.ca.read_bytes() if self.ca else None)
         try:
             yield control
+        except grpc.RpcError as error:
+            raise NotYet(f"{self.address} {_failed(error.code(), error.details())}") from error
         finally:
             control.close()
+
+
+def _failed(code: "grpc.StatusCode", details: str) -> str:
+    """What to say of a server that a call failed at."""
+    words = " ".join(details.split())
+    if code.name == "UNAVAILABLE" and not words.startswith("the server"):
+        return "stopped answering: is it being started again? Give the command once more"
+    if code.name == "UNAVAILABLE":
+        return f"does not answer: {words}; give the command once more"
+    if code.name == "DEADLINE_EXCEEDED":
+        return (
+            "did not answer in time: it is overloaded, or its database is locked; give the "
+            "command once more, and see its state/logs"
+        )
+    return f"failed in a call ({code.name}: {words}); see its state/logs/superlink.log"
 
 
 def connection(server: str, ca: Path | None, insecure: bool, i_know: bool) -> Connection:

@@ -94,6 +94,8 @@ def _register(control: "ControlApi", name: str, key: bytes) -> str:
     try:
         return f"{name} is registered, as node {control.register(key)}"
     except grpc.RpcError as error:
+        if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+            raise
         raise ConfigError(
             f"{name} cannot be registered ({error.details()}): a key that was unregistered is not "
             "taken again, make a new one"

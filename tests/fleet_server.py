@@ -64,11 +64,16 @@ class Fleet:
         key = public_key_to_bytes(keys[1])
         node_id = self.state.create_node("", "", key, 60.0)
         peer = Peer(self.address, self.ca, keys, node_id)
-        with peer.stub() as stub:
-            stub.ActivateNode(
-                fleet_pb2.ActivateNodeRequest(public_key=key, heartbeat_interval=60.0), timeout=20
-            )
+        self.activate(peer)
         return peer
+
+    def activate(self, peer: Peer) -> None:
+        """The node connects, as far as it is let."""
+        request = fleet_pb2.ActivateNodeRequest(
+            public_key=peer.public_key(), heartbeat_interval=60.0
+        )
+        with peer.stub() as stub:
+            stub.ActivateNode(request, timeout=20)
 
     def stranger(self) -> Peer:
         """Who has a key that nobody registered."""

@@ -3,14 +3,19 @@
 import logging
 from pathlib import Path
 
+import grpc
 import numpy as np
 import pytest
 from flwr.app import Context, Message, RecordDict
+from flwr.supernode import start_client_internal
 
 from client_app.app import app
+from launch import flower_programs
 from launch.addresses import Address
 from launch.client import ClientSettings
 from launch.client_service import AppWatch, Watch
+from launch.flower_programs import FAILED_CALL
+from launch.probe import Refused
 from launch.recipes import recipe_config
 from server_app.config import to_mapping
 from strategies.enrolment import CannotTakePart, read_enrolment
@@ -65,43 +70,141 @@ def test_the_client_s_terminal_says_it_once_a_run(capsys: pytest.CaptureFixture[
     assert "client 3 does not train in run 78: round 2" in capsys.readouterr().err
 
 
-# The ends of SuperNodes' logs: of one whose call failed, and of one that was sent away.
-FAILED_CALL = """INFO :      Sent successfully
-ERROR :     <_InactiveRpcError of RPC that terminated with:
-\tstatus = StatusCode.INTERNAL
-\tdetails = "Internal server error."
-\tdebug_error_string = "INTERNAL:Internal server error."
->"""
-SENT_AWAY = """ERROR :     Failed to receive message 17: <_InactiveRpcError:
-\tstatus = StatusCode.INTERNAL
->
-INFO :      Sent successfully
-INFO :      SuperNode terminated gracefully."""
-
-
-@pytest.mark.parametrize(
-    ("tail", "reason"),
-    [
-        (FAILED_CALL, "failed in a call (INTERNAL): it is overloaded, or its database locked"),
-        (SENT_AWAY, "has sent this client away: its key was unregistered there"),
-    ],
-)
-def test_a_client_says_what_ended_its_connection(tmp_path: Path, tail: str, reason: str) -> None:
+@pytest.fixture
+def watch(tmp_path: Path) -> Watch:
+    """Of a client that gives up a refused key at once."""
     settings = ClientSettings(
         server=Address("fl.example.org", 9092),
         client_id=0,
         ca=None,
-        key=None,
+        key=Path("node0"),
         data=None,
         data_dir=None,
         logs=tmp_path,
-        patience=90.0,
+        patience=0.0,
         program=None,
         warm=False,
         policy=None,
         ledger=tmp_path / "ledger.json",
     )
-    watch = Watch(settings)
-    watch.line("INFO :      SuperNode ID: 4711")
-    said = watch.end(0, tail)
-    assert said.startswith(f"fl.example.org:9092 {reason}")
+    return Watch(settings)
+
+
+CONNECTED = "INFO :      SuperNode ID: 4711"
+BARRED = "its key is barred (source) until the operator lifts it: blackthorn register --lift"
+
+
+@pytest.mark.parametrize(
+    ("failure", "status", "reason"),
+    [
+        (
+            "RESOURCE_EXHAUSTED: more than 8 requests at a time",
+            0,
+            "fl.example.org:9092 failed in a call (RESOURCE_EXHAUSTED: more than 8 requests at a "
+            "time); its operator finds more in state/logs",
+        ),
+        (
+            f"UNAUTHENTICATED: {BARRED}",
+            0,
+            f"fl.example.org:9092 has sent this client away: {BARRED}",
+        ),
+        (
+            "UNAUTHENTICATED: Invalid node ID",
+            0,
+            "fl.example.org:9092 has sent this client away: its key was unregistered there",
+        ),
+        ("UNAVAILABLE: Socket closed", 0, "somebody stopped the SuperNode"),
+        ("UNAVAILABLE: Socket closed", -9, "supernode was killed by signal 9: the last line"),
+    ],
+)
+def test_a_client_says_what_ended_its_connection(
+    watch: Watch, failure: str, status: int, reason: str
+) -> None:
+    watch.line(CONNECTED)
+    watch.line(FAILED_CALL + failure)
+    assert watch.end(status, "first\nthe last line\n") == reason
+
+
+@pytest.mark.parametrize(
+    ("lines", "reason"),
+    [
+        (
+            [f"{FAILED_CALL}UNAUTHENTICATED: a key that is not registered"],
+            "refused the key node0: it is not registered there (blackthorn register NAME)",
+        ),
+        ([f"{FAILED_CALL}UNAUTHENTICATED: {BARRED}"], f"refused the key node0: {BARRED}"),
+        (
+            [f"{FAILED_CALL}UNAUTHENTICATED: a clock that differs from the server's"],
+            "refused the key node0: a clock that differs from the server's",
+        ),
+        (
+            [f'{FAILED_CALL}FAILED_PRECONDITION: {{"code": 2004, "message": "cannot"}}'],
+            "refused the key node0: another program is connected with it",
+        ),
+    ],
+)
+def test_a_client_that_is_not_let_in_says_why(watch: Watch, lines: list[str], reason: str) -> None:
+    for line in lines:
+        watch.line(line)
+    with pytest.raises(Refused) as refused:
+        watch.end(0, "")
+    assert str(refused.value).startswith(f"fl.example.org:9092 {reason}")
+
+
+@pytest.mark.parametrize(
+    ("failure", "said"),
+    [
+        (
+            "UNAVAILABLE: failed to connect to all addresses; last error: UNKNOWN",
+            "does not answer; trying again until it does",
+        ),
+        (
+            "UNAVAILABLE: the server's database is busy",
+            "does not answer: the server's database is busy; trying again until it does",
+        ),
+        (
+            "PERMISSION_DENIED: PushObject: an answer of more than 1049000 bytes",
+            "refused what this client sent: PushObject: an answer of more than 1049000 bytes (its "
+            "operator's limits; the answer does not count)",
+        ),
+        # The end of a run is nobody's fault.
+        ("PERMISSION_DENIED: Run is not running", ""),
+    ],
+)
+def test_a_client_says_once_why_it_waits_and_what_was_refused(
+    watch: Watch, capsys: pytest.CaptureFixture[str], failure: str, said: str
+) -> None:
+    watch.line(CONNECTED)
+    capsys.readouterr()
+    watch.line(FAILED_CALL + failure)
+    if failure.startswith("UNAVAILABLE"):
+        watch.line(FAILED_CALL + failure)
+        watch.line("INFO :      Connection successful after 3.20 seconds and 3 tries.")
+    lines = [line.partition(" ")[2] for line in capsys.readouterr().err.splitlines()]
+    again = ["fl.example.org:9092 answers again"] if failure.startswith("UNAVAILABLE") else []
+    assert lines == ([f"fl.example.org:9092 {said}"] if said else []) + again
+
+
+def test_a_supernode_tells_what_the_server_said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Flower logs that a call failed, and not why."""
+    make = start_client_internal.make_simple_grpc_retry_invoker
+    monkeypatch.setattr(start_client_internal, "make_simple_grpc_retry_invoker", make)
+    flower_programs._tell_failures()
+    invoker = start_client_internal.make_simple_grpc_retry_invoker()
+
+    class Failure(grpc.RpcError):
+        def code(self) -> grpc.StatusCode:
+            return grpc.StatusCode.RESOURCE_EXHAUSTED
+
+        def details(self) -> str:
+            return "more than 8 requests\nat a time"
+
+    def call() -> None:
+        raise Failure
+
+    with pytest.raises(Failure):
+        invoker.invoke(call)
+    line = f"{FAILED_CALL}RESOURCE_EXHAUSTED: more than 8 requests at a time"
+    assert line in capsys.readouterr().err.splitlines()

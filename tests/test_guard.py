@@ -1,17 +1,21 @@
 """The guard in front of Flower's real Fleet API: what a rogue with one key, or none, can do."""
 
 import resource
+import sys
 import threading
 import time
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 
 import grpc
 import pytest
 from fleet_server import MEMORY, Fleet, fleet
+from flwr.client.grpc_rere_client.node_auth_client_interceptor import NodeAuthClientInterceptor
 from flwr.proto import message_pb2
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
 from flwr.proto.node_pb2 import Node
+from flwr.supercore import date
 from sqlalchemy.exc import OperationalError
 
 from attacks.rogue.server_attacks import (
@@ -237,6 +241,26 @@ def test_a_key_that_was_unregistered_is_told_so(guarded: Fleet) -> None:
             with pytest.raises(grpc.RpcError) as caught:
                 _beat(stub, peer)
             assert caught.value.code() == grpc.StatusCode.UNAUTHENTICATED  # type: ignore[attr-defined]
+
+
+def test_a_stranger_is_told_that_its_key_is_not_registered(guarded: Fleet) -> None:
+    """And not, as Flower says, that the node cannot be activated: so it is of a key in use, too."""
+    with pytest.raises(grpc.RpcError) as caught:
+        guarded.activate(guarded.stranger())
+    assert caught.value.code() == grpc.StatusCode.UNAUTHENTICATED  # type: ignore[attr-defined]
+    assert caught.value.details() == "a key that is not registered"  # type: ignore[attr-defined]
+
+
+def test_a_client_whose_clock_is_wrong_is_told_so(
+    guarded: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peer = guarded.node()
+    signing = sys.modules[NodeAuthClientInterceptor.__module__]
+    monkeypatch.setattr(signing, "now", lambda: date.now() + timedelta(hours=1))
+    with peer.stub() as stub, pytest.raises(grpc.RpcError) as caught:
+        _beat(stub, peer)
+    assert caught.value.code() == grpc.StatusCode.UNAUTHENTICATED  # type: ignore[attr-defined]
+    assert "a clock that differs from the server's" in caught.value.details()  # type: ignore[attr-defined]
 
 
 def test_a_database_that_is_busy_makes_nobody_give_up(
