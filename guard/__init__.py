@@ -7,6 +7,7 @@
     checks.py        whether what it asks is the node's own, and no more than its message needs
 
 and what is refused is written down (`records.py`) and told to the run and to operators
-(`service.py`). Every number is a setting with a default and a reason (`limits.py`). Whatever relies
-on parts of Flower that it does not promise is in `flower.py`.
+(`service.py`). What an operator may have to change is a setting with a default and a reason
+(`limits.py`); docs/security.md names the other numbers too. Whatever relies on parts of Flower that
+it does not promise is in `flower.py`.
 """

@@ -29,6 +29,7 @@ _UNGUARDED = ("--fleet-api-type", "--enable-http-api")
 _FRAMING = 64 * 1024
 _LONGEST_FAULT = 100
 
+PING_SECONDS = 10
 FLEET = "/flwr.proto.Fleet/"
 
 
@@ -271,8 +272,8 @@ def _fleet_server(
         ("grpc.max_send_message_length", -1),
         ("grpc.server_handshake_timeout_ms", int(1000 * limits.stranger_seconds)),
         ("grpc.keepalive_time_ms", 210_000),
-        # A client may ping once in ten seconds; after the second ping too many it is cut off.
-        ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+        # A client may ping so often; after the second ping too many it is cut off.
+        ("grpc.http2.min_ping_interval_without_data_ms", 1000 * PING_SECONDS),
         ("grpc.http2.max_ping_strikes", 2),
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.keepalive_permit_without_calls", 0),

@@ -28,6 +28,7 @@ _TICK_SECONDS = 0.5
 _REFUSALS_A_CONNECTION = 20
 _REFRESH_SECONDS = 2.0
 _LARGEST_KEY = 4096
+_REFUSERS = 2
 _UPLOADS = "PushObject"
 # What a key that is not registered may ask: to be.
 _INTRODUCTION = "RegisterNode"
@@ -118,7 +119,7 @@ class Gate(grpc.ServerInterceptor):
         threads = concurrent.futures.ThreadPoolExecutor
         self._stranger_threads = threads(int(limits.stranger_calls), thread_name_prefix="strangers")
         # A refusal is an answer that needs no request: it never waits.
-        self._refusing_threads = threads(2, thread_name_prefix="refusals")
+        self._refusing_threads = threads(_REFUSERS, thread_name_prefix="refusals")
         self._refresh_wanted = threading.Event()
         self._refresh_wanted.set()
         threading.Thread(target=self._refresh, name="keys", daemon=True).start()

@@ -31,7 +31,7 @@ class Limits:
         64 * 1024, "the largest request of an unknown key: it can only ask to be let in"
     )
     stranger_calls: float = _limit(
-        8, "requests of unknown keys at a time; they have threads of their own"
+        8, "requests of unknown keys served at a time, by threads of their own; as many may wait"
     )
     stranger_connections: float = _limit(
         32, "connections of one address on which no registered key has spoken yet"
@@ -50,7 +50,8 @@ class Limits:
         300, "requests of one key, beyond which they wait: each costs some 2 ms of a core"
     )
     key_messages: float = _limit(
-        64, "messages of one key that it pulled and has not answered; older ones are forgotten"
+        64,
+        "messages of one key that are remembered: a second answer is known by them",
     )
     objects_factor: float = _limit(
         2, "an answer's objects, in those of its message: 2.5 ms of the database each"
@@ -60,7 +61,7 @@ class Limits:
     bytes_factor: float = _limit(2, "an answer's bytes, in those of its message")
     bytes_more: float = _limit(1 * MIB, "and so many more, for what is no array")
     open_answers: float = _limit(
-        2, "answers of one key that were announced and are not yet uploaded"
+        2, "answers of one key, the last announced, whose objects are taken"
     )
     offences: float = _limit(
         20, "requests in an hour that no honest program makes, after which the key is barred"

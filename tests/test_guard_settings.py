@@ -1,14 +1,16 @@
 """The guard's settings, its log, and the Flower that it knows."""
 
+import ast
 import importlib.metadata
 import logging
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from guard import flower
+from guard import checks, flower, gate
 from guard.connections import address_of
 from guard.limits import Limits, table
 from guard.superlink import rotate
@@ -17,6 +19,42 @@ from guard.superlink import rotate
 def test_the_page_has_the_limits_and_their_reasons(repository: Path) -> None:
     page = (repository / "docs" / "security.md").read_text()
     assert "\n".join(table()) in page
+
+
+def test_the_page_has_every_kind_of_refusal_and_which_are_offences(repository: Path) -> None:
+    """As the guard's code has them, in calls of Refused and of Records.refuse."""
+    told: dict[str, str] = {}
+    for path in (repository / "guard").glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            match node:
+                case ast.Call(
+                    func=ast.Name("Refused") | ast.Attribute(attr="refuse"),
+                    args=[ast.Constant(str(kind)), *_],
+                ):
+                    harmless = {
+                        word.arg: getattr(word.value, "value", None) for word in node.keywords
+                    } == {"offence": False}
+                    is_offence = isinstance(node.func, ast.Name) and not harmless
+                    told[kind] = "yes" if is_offence else "no"
+                case ast.Tuple([ast.Name("address"), ast.Tuple([ast.Constant(str(kind)), *_])]):
+                    told[kind] = "no"
+    page = (repository / "docs" / "security.md").read_text()
+    rows = re.findall(r"^\| `([^`]+)` \| .* \| (yes|no) \|$", page, re.MULTILINE)
+    assert dict(rows) == told
+    assert len(rows) == len(told) > 15
+
+
+def test_the_page_has_the_numbers_that_cannot_be_changed(repository: Path) -> None:
+    page = (repository / "docs" / "security.md").read_text()
+    rows = re.findall(r"^\| (\d+) \| (\w+)", page, re.MULTILINE)
+    assert rows == [
+        (str(checks._LONGEST_WORD), "characters"),
+        (str(gate._LARGEST_KEY), "bytes"),
+        (str(gate._REFUSALS_A_CONNECTION), "requests"),
+        (str(gate._REFUSERS), "threads"),
+        (str(checks._UNKNOWN_OBJECTS), "objects"),
+        (str(flower.PING_SECONDS), "seconds"),
+    ]
 
 
 def test_a_limit_is_changed_by_its_name() -> None:

@@ -95,23 +95,30 @@ def lock_the_database(server: Server, folder: Path) -> None:
 def fill_the_store(server: Server, folder: Path) -> None:
     """The kernel lets the SuperLink write no more: its next write is what a full disk refuses."""
     del folder
+    before = server.federation.server.text()
     (pid,) = server.processes("flower-superlink")
     resource.prlimit(pid, resource.RLIMIT_FSIZE, (4096, 4096))
     until(lambda: not running(pid), 60.0)
-    server.federation.server.says("superlink.db cannot be written")
+    says_again(server, "superlink.db cannot be written", before)
 
 
 def fill_the_disk(server: Server, folder: Path) -> None:
     """Until the server, which is left some room, has stopped everything; then make room again."""
-    disk = state_of(server)
+    disk, before = state_of(server), server.federation.server.text()
     pids = [*server.processes("flower-superlink"), *writers(folder)]
     ballast = disk / "ballast"
     with ballast.open("wb") as stream:
         os.posix_fallocate(stream.fileno(), 0, shutil.disk_usage(disk).free - 8 * 2**20)
-    server.federation.server.says("32 are needed; the server waits for them")
+    says_again(server, "32 are needed; the server waits for them", before)
     until(lambda: not any(running(pid) for pid in pids), 60.0)
     ballast.unlink()
-    server.federation.server.says("there is room again")
+    says_again(server, "there is room again", before)
+
+
+def says_again(server: Server, words: str, before: str) -> None:
+    """Wait until the server says so once more than `before`."""
+    said = server.federation.server.text
+    until(lambda: said().count(words) > before.count(words), 90.0)
 
 
 def strike(name: str, number: signal.Signals) -> Callable[[Server, Path], None]:
