@@ -20,11 +20,12 @@ from launch.progress import RoundPrinter
 from server_app.config import ConfigError, RunConfig, to_mapping
 from server_app.folder_place import create_folder
 from server_app.operator_log import longest_run
-from server_app.privacy import privacy_of_dead_run, with_place_of_ledger
+from server_app.privacy import privacy_of_dead_run
 from server_app.privacy_checks import claims_privacy
 from server_app.resume import note_resumable
 from server_app.run import RunFailed, prepare
 from server_app.run_folder import read_metrics, read_summary, write_failure
+from server_app.run_ledger import with_place_of_ledger
 from server_app.run_report import publish
 
 

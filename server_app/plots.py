@@ -113,13 +113,11 @@ def plot_phases(entries: Entries, path: Path) -> Path | None:
     return save_rounds(figure, path)
 
 
-def plot_epsilon(spent: Sequence[tuple[int, float]], delta: float, before: int, path: Path) -> Path:
-    """ε after so many rounds of the ledger, by RDP; `before` of them were earlier runs'."""
+def plot_epsilon(spent: Sequence[tuple[int, float]], delta: float, path: Path) -> Path:
+    """ε after so many rounds of the ledger, by RDP."""
     figure = new_figure()
     axes = new_axes(figure)
     line(axes, spent, "-", BLUE, f"spent, δ = {delta:g}")
-    if before:
-        axes.axvline(before, color=ORANGE, linestyle="--", label="this run begins")
     axes.set_ylabel("ε by RDP (an upper bound, no unit)")
     axes.set_ylim(bottom=0)
     return save_rounds(figure, path)

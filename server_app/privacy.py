@@ -1,9 +1,7 @@
 """From a run configuration to its privacy plan, and from a strategy to what may be reported."""
 
 import math
-import os
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +12,9 @@ from server_app.privacy_checks import (
     claims_sample_privacy,
     has_central_claim,
 )
-from server_app.rounds_on_record import (
-    last_round_on_record,
-    rounds_before_on_record,
-    rounds_begun,
-    rounds_on_record,
-)
-from server_app.state_files import Saved, read_saved
+from server_app.rounds_on_record import last_round_on_record, rounds_begun
+from server_app.run_ledger import ledger_of_dead_run, ledger_path
+from server_app.state_files import read_saved
 from strategies import (
     ClipNorm,
     Figure,
@@ -35,13 +29,10 @@ from strategies import (
     spent,
 )
 from strategies.accounting import Charge
-from strategies.ledger import LedgerInUse
-from strategies.ledger_file import behind_links
 from strategies.participation import Participation
 from strategies.private_averaging import PrivateAveraging
 from tasks.problem import Problem
 
-LEDGER = "ledger.json"
 _FROM_DATA = "clip-norm was chosen from the clients' data without privacy, which no figure covers"
 _LOCAL = (
     "what a client's messages tell the server; its data may change at will (sensitivity 2C), and "
@@ -139,164 +130,12 @@ def _require_finite(config: RunConfig, key: str, multiplier: float, charge: Char
         )
 
 
-def ledger_path(config: RunConfig, folder: Path) -> Path | None:
-    """The ledger that the run continues: `ledger`, or ledger.json in its folder; None where no
-    central figure is claimed, so that nothing is charged."""
-    if not has_central_claim(config):
-        return None
-    return Path(config.ledger).expanduser() if config.ledger else folder / LEDGER
-
-
-def with_place_of_ledger(config: RunConfig) -> RunConfig:
-    """`config` with `ledger` as the path of the file itself, which is the same wherever the run
-    goes on. Raises ConfigError, one line, where there can be none."""
-    if not config.ledger:
-        return config
-    try:
-        path = behind_links(Path(config.ledger).expanduser())
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
-    return config.model_copy(update={"ledger": str(path)})
-
-
-def new_ledger(config: RunConfig, folder: Path) -> str | None:
-    """What to tell where a run names a ledger that is not there, else None."""
-    path = ledger_path(config, folder)
-    if path is None or not config.ledger or path.exists():
-        return None
-    return f"ledger {path} does not exist: a new one begins there, with nothing spent"
-
-
-@dataclass(frozen=True)
-class Standing:
-    """What the ledger holds when a run begins or goes on.
-
-    `rounds`: how many rounds have been charged, `rounds_before` of them to earlier runs.
-    `allowed`: after how many of its rounds the budget ends the run. `ledger`: its mark, by which a
-    run that is resumed knows it again. `replaced_accountant`: what to tell where the figure after
-    these rounds is another accountant's than the configuration's.
-    """
-
-    rounds: int
-    rounds_before: int
-    allowed: int
-    ledger: Mapping[str, Any]
-    replaced_accountant: str | None = None
-
-    def own(self) -> dict[str, Any]:
-        """As a private strategy's `own_values`."""
-        return {
-            "rounds_before": self.rounds_before,
-            "rounds_charged": self.rounds,
-            "ledger": self.ledger,
-        }
-
-
-def check_ledger(
-    config: RunConfig, plan: PrivacyPlan, folder: Path, saved: Saved | None
-) -> Standing | None:
-    """How the ledger stands, which nobody else may have; None for a run that charges none.
-
-    Raises ConfigError for a ledger that cannot be continued, or whose budget is spent. A run that
-    is resumed (`saved`) may have spent it: then it ends with the rounds that it has had. Its ledger
-    must hold them: one that is missing, older or another run's would understate what was released.
-    """
-    path = ledger_path(config, folder)
-    if path is None:
-        return None
-    try:
-        ledger = Ledger(plan, path)
-        _check_place(config, path, folder)
-        if path.exists():
-            ledger.hold()
-            ledger.close()
-    except (ValueError, LedgerInUse) as error:
-        raise ConfigError(str(error)) from error
-    if saved is None:
-        return _new_standing(config, plan, path, ledger)
-    charged = rounds_on_record(folder)
-    if ledger.rounds < charged:
-        raise ConfigError(
-            f"resume = {config.resume} is not allowed with ledger {path}: it holds "
-            f"{ledger.rounds} rounds, and by what else the run left {charged} had been charged; "
-            "put its ledger back"
-        )
-    _require_own(config, path, ledger, saved)
-    done, rounds = saved.state.server_round, config.num_server_rounds
-    before = _rounds_before(folder, ledger)
-    left = ledger.rounds_allowed(plan.release(), rounds - done) if rounds > done else 0
-    other = ledger.replaced_accountant(plan.release(), left)
-    return Standing(ledger.rounds, before, done + left, ledger.mark(), other)
-
-
-def _require_own(config: RunConfig, path: Path, ledger: Ledger, saved: Saved) -> None:
-    """It is the one that the run charged, whatever else has as many rounds."""
-    try:
-        ledger.require(saved.state.values["own"].get("ledger"))
-    except ValueError as error:
-        raise ConfigError(
-            f"resume = {config.resume} is not allowed with ledger {path}: {error}; put its own "
-            "ledger back"
-        ) from None
-
-
-def _check_place(config: RunConfig, path: Path, folder: Path) -> None:
-    """It can be written there, and no other file of the run takes its place."""
-    if config.ledger:
-        there = next(p for p in path.absolute().parents if p.exists())
-        if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-            raise ConfigError(f"ledger = {config.ledger} is not allowed: {there} cannot be written")
-    if path.resolve().is_relative_to(folder.resolve()) and path.name != LEDGER:
-        raise ConfigError(
-            f"ledger = {config.ledger} is not allowed: the run writes files of its own in "
-            f"{folder}; name one elsewhere, or leave it out for {LEDGER} there"
-        )
-
-
-def _new_standing(config: RunConfig, plan: PrivacyPlan, path: Path, ledger: Ledger) -> Standing:
-    allowed = ledger.rounds_allowed(plan.release(), config.num_server_rounds)
-    if not allowed:
-        raise ConfigError(
-            f"{_budget(config)} is not allowed: even one more round would pass it "
-            f"(ledger {path}: {ledger.rounds} rounds, epsilon {ledger.figure().epsilon:.4g})"
-        )
-    other = ledger.replaced_accountant(plan.release(), allowed)
-    return Standing(ledger.rounds, ledger.rounds, allowed, ledger.mark(), other)
-
-
-def shortened(config: RunConfig, saved: Saved | None, standing: Standing | None) -> str | None:
-    """What to tell where the budget ends the run before its last round, else None."""
-    if standing is None or standing.allowed >= config.num_server_rounds:
-        return None
-    done = saved.state.server_round if saved is not None else 0
-    since = standing.rounds - standing.rounds_before - done
-    held = {
-        "of earlier runs": standing.rounds_before,
-        "that were charged since it began, and lost or another run's": since,
-    }
-    others = " and ".join(f"{rounds} {whose}" for whose, rounds in held.items() if rounds)
-    beside = f"beside its own {done} " if done else ""
-    # Without any of them the budget is too small for the rounds, whoever has charged it.
-    why = f": {beside}the ledger holds {others}" if others else ""
-    return (
-        f"{_budget(config)} ends the run after {standing.allowed} of "
-        f"{config.num_server_rounds} rounds{why}"
-    )
-
-
-def _budget(config: RunConfig) -> str:
-    """The key that sets the budget, and its value."""
-    if not config.max_epsilon or 0 < config.epsilon < config.max_epsilon:
-        return f"epsilon = {config.epsilon:g}"
-    return f"max-epsilon = {config.max_epsilon:g}"
-
-
 def privacy_entry(config: RunConfig, strategy: object) -> dict[str, Any] | None:
     """The `privacy` entry of summary.json; None where nothing is claimed."""
     if not isinstance(strategy, PrivateAveraging) or not strategy.privacy.claim:
         return None
-    plan, figure = strategy.privacy, strategy.figure()
-    return _entry(config, plan, strategy.ledger, figure, strategy.rounds_begun)
+    ledger = strategy.ledger if strategy.has_central_claim else None
+    return _entry(config, strategy.privacy, ledger, _ONLY_LOCAL, strategy.rounds_begun)
 
 
 def sample_privacy_entry(config: RunConfig, rounds_begun: int) -> dict[str, Any] | None:
@@ -319,41 +158,50 @@ def sample_privacy_entry(config: RunConfig, rounds_begun: int) -> dict[str, Any]
     }
 
 
-def spent_so_far(strategy: object) -> dict[str, float]:
+def spent_so_far(strategy: object) -> dict[str, Any]:
     """What the ledger holds now, for a round's line: ε by RDP, and how many rounds were charged.
     Empty without a central claim."""
     if not isinstance(strategy, PrivateAveraging) or not strategy.has_central_claim:
         return {}
     epsilon = strategy.ledger.epsilon_rdp
     spent = {} if epsilon is None else {"epsilon_rdp": epsilon}
-    return {**spent, "rounds_charged": strategy.ledger.rounds}
+    return {**spent, **_charged(strategy.ledger)}
+
+
+def _charged(ledger: Ledger | None) -> dict[str, Any]:
+    return {
+        "rounds_charged": ledger and ledger.rounds,
+        "rounds_of_earlier_runs": ledger and ledger.rounds_of_others,
+        "run": ledger and ledger.run,
+    }
 
 
 def privacy_of_dead_run(config: RunConfig, folder: Path) -> dict[str, Any] | None:
-    """The same of a run that left nothing but its ledger; None where it left none."""
-    path = ledger_path(config, folder)
-    if path is None or not path.exists():
+    """The same of a run that left nothing but its ledger; None where nothing is claimed or charged.
+
+    Where the ledger is not known to be the run's own there is no figure, and the reason in its
+    place: another's could say less than was spent.
+    """
+    if not claims_privacy(config):
         return None
-    plan = privacy_plan(config)
-    ledger = Ledger(plan, path)
-    ledger.rounds_before = _rounds_before(folder, ledger)
-    saved = read_saved(folder)
+    plan, no_figure = privacy_plan(config), _ONLY_LOCAL
+    saved = ledger = None
+    try:
+        saved = read_saved(folder)
+        ledger = ledger_of_dead_run(config, plan, folder)
+        if ledger is None and has_central_claim(config):
+            return None
+    except ValueError as error:
+        no_figure = f"no figure of ledger {ledger_path(config, folder)}: {error}"
     begun = rounds_begun(folder, saved) if saved else last_round_on_record(folder) + 1
-    return _entry(config, plan, ledger, ledger.figure(), begun)
-
-
-def _rounds_before(folder: Path, ledger: Ledger) -> int:
-    """How many of the ledger's rounds are earlier runs' than that in `folder`."""
-    known = rounds_before_on_record(folder)
-    if known is not None:
-        return known
-    # Without a state: what the run has not on record itself.
-    return max(0, ledger.rounds - last_round_on_record(folder))
+    return _entry(config, plan, ledger, no_figure, begun)
 
 
 def _entry(
-    config: RunConfig, plan: PrivacyPlan, ledger: Ledger, figure: Figure | None, begun: int
+    config: RunConfig, plan: PrivacyPlan, ledger: Ledger | None, no_figure: str, begun: int
 ) -> dict[str, Any]:
+    """`no_figure`: why there is none where there is no ledger."""
+    figure = ledger.figure() if ledger else None
     entry: dict[str, Any] = {
         "epsilon": _finite(figure.epsilon) if figure else None,
         "delta": plan.delta,
@@ -364,12 +212,11 @@ def _entry(
         "num_clients": plan.num_clients,
         "neighbours": plan.relation if figure else None,
         "sampling": config.participation,
-        "rounds_charged": ledger.rounds,
-        "rounds_of_earlier_runs": ledger.rounds_before,
+        **_charged(ledger),
         "rounds_planned": plan.rounds,
         "max_epsilon": plan.max_epsilon,
         "noise_location": plan.noise_location,
-        "claim": _claimed(figure, plan.sentence()) if figure else _ONLY_LOCAL,
+        "claim": _claimed(figure, plan.sentence()) if figure else no_figure,
     }
     if plan.noise_location == "client":
         local = plan.local_figure(begun)

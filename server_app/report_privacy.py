@@ -1,44 +1,46 @@
-"""What a run's ledger says was spent, round by round."""
+"""What a run has spent of its ledger, round by round, from what it may release."""
 
 from dataclasses import dataclass
 
-from server_app.privacy import ledger_path
+from server_app.privacy import privacy_plan
+from server_app.report_facts import is_number
 from server_app.run_record import RunRecord
 from strategies.accounting import spent
-from strategies.ledger import read_charges
-from strategies.release import first_rounds
 
-_MOST_POINTS = 40
 # The accountant of cohorts without replacement takes about a second for each figure.
 _FEW_POINTS = 5
 
 
 @dataclass(frozen=True)
 class Spent:
-    """`points`: (rounds charged, ε by RDP) at `delta`; `rounds_before` were earlier runs'."""
+    """`points`: (rounds charged, those of other runs before them included; ε by RDP) at `delta`."""
 
     points: list[tuple[int, float]]
     delta: float
-    rounds_before: int
 
 
 def spent_by_round(record: RunRecord) -> Spent | None:
-    """The ledger's charges as a curve; None for a run without a central claim or a ledger."""
-    config = record.config
+    """ε after every round, as its line says; None for a run without a central claim.
+
+    The ledger is not read: what is there now may be another's, or hold what came later.
+    """
+    told = [(e.get("rounds_charged"), e.get("epsilon_rdp")) for e in record.entries]
+    points = [(n, e) for n, e in told if is_number(n) and is_number(e)] or _drawn(record)
+    return Spent(points, record.config.delta) if points and record.config else None
+
+
+def _drawn(record: RunRecord) -> list[tuple[int, float]]:
+    """Of cohorts drawn without replacement no line says it: of rounds that are all alike."""
     privacy = (record.summary or {}).get("privacy") or {}
-    path = None if config is None else ledger_path(config, record.folder)
-    if config is None or path is None or not path.is_file():
-        return None
-    charges = read_charges(path)
-    total = sum(count for _, count in charges)
-    before = int(privacy.get("rounds_of_earlier_runs") or 0)
-    drawn = any(release.drawn is not None for release, _ in charges)
-    points = []
-    for rounds in _spread(total, _FEW_POINTS if drawn else _MOST_POINTS):
-        epsilon = spent(first_rounds(charges, rounds), config.delta, "rdp").epsilon
-        if epsilon < float("inf"):
-            points.append((rounds, epsilon))
-    return Spent(points, config.delta, before) if points else None
+    config = record.config
+    if config is None or privacy.get("neighbours") != "replace-one":
+        return []
+    if privacy.get("rounds_of_earlier_runs") != 0:
+        return []
+    z = {"noise_multiplier": privacy["noise_multiplier"], "epsilon": 0.0}
+    release = privacy_plan(config.model_copy(update=z)).release()
+    rounds = _spread(privacy["rounds_charged"], _FEW_POINTS)
+    return [(n, spent([(release, n)], config.delta, "rdp").epsilon) for n in rounds]
 
 
 def _spread(total: int, most: int) -> list[int]:

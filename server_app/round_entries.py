@@ -10,7 +10,8 @@ from strategies import RoundReport
 _OWN_KEYS = (
     *("round", "local_lr", "invited", "replied", "rejected", "filtered", "over_bound"),
     *("seconds", "evaluated_by", "skipped", "instruments", "catastrophic_failure"),
-    *("sample_epsilon", "epsilon_rdp", "rounds_charged", "surplus", "refused"),
+    *("sample_epsilon", "epsilon_rdp", "rounds_charged", "rounds_of_earlier_runs", "run"),
+    *("surplus", "refused"),
 )
 
 

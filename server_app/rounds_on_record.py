@@ -6,31 +6,39 @@ lost together with the rest of the folder nobody can know.
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from server_app.run_folder import CHECKPOINTS, METRICS, OPERATOR, read_summary
-from server_app.state_files import Saved, whole_states
+from server_app.state_files import Saved, read_saved
+from strategies.ledger import mark_of
 
 _CHECKPOINT = re.compile(r"round-(\d+)\.safetensors")
 
 
-def rounds_on_record(folder: Path) -> int:
-    """The most rounds, those of earlier runs included, that anything in the run folder shows to
-    have been charged: its states, lines, checkpoints and summary."""
-    before = rounds_before_on_record(folder) or 0
-    found = [before + last_round_on_record(folder)]
-    found += [own["rounds_charged"] for own in _owns(folder)]
-    found += [line["rounds_charged"] for line in _lines(folder) if "rounds_charged" in line]
-    summary = read_summary(folder) or {}
-    found.append((summary.get("privacy") or {}).get("rounds_charged", 0))
-    return max(found)
+def mark_on_record(folder: Path) -> dict[str, Any] | None:
+    """Which ledger the run charges, and as which run: by its newest state or, of a run that writes
+    none, by its lines, which name the run alone; None where nothing says so."""
+    saved = read_saved(folder)
+    if saved is not None:
+        return mark_of(saved.state.values.get("own", {}))
+    runs = [line["run"] for line in _lines(folder) if "run" in line]
+    return {"run": runs[-1], "charges": []} if runs else None
 
 
-def rounds_before_on_record(folder: Path) -> int | None:
-    """How many rounds had been charged when the run began; None where no state says so."""
-    return next((own["rounds_before"] for own in _owns(folder)), None)
+def rounds_of_run_on_record(folder: Path, mark: Mapping[str, Any] | None) -> int:
+    """The most rounds that anything in the run folder shows to have been charged to the run itself,
+    those that it did twice twice: its lines, checkpoints and summary."""
+    # Lines of an earlier version say how many rounds the whole ledger held.
+    before = (mark or {}).get("rounds_before", 0)
+    told = [*_lines(folder), (read_summary(folder) or {}).get("privacy") or {}]
+    counts = [
+        one["rounds_charged"] - one.get("rounds_of_earlier_runs", before)
+        for one in told
+        if one.get("rounds_charged") is not None
+    ]
+    return max([last_round_on_record(folder), *counts])
 
 
 def last_round_on_record(folder: Path) -> int:
@@ -46,12 +54,6 @@ def rounds_begun(folder: Path, saved: Saved) -> int:
     since = last_round_on_record(folder) - saved.state.server_round
     begun = saved.state.values.get("rounds_begun", saved.state.server_round)
     return int(begun) + max(0, since) + 1
-
-
-def _owns(folder: Path) -> list[dict[str, Any]]:
-    """What the private strategy remembered, newest first."""
-    owns = [saved.state.values.get("own", {}) for saved in whole_states(folder)]
-    return [own for own in owns if "rounds_charged" in own]
 
 
 def _lines(folder: Path) -> Iterator[dict[str, Any]]:

@@ -22,23 +22,25 @@ from server_app.instruments import Instruments
 from server_app.posterior_recorder import PosteriorRecorder
 from server_app.posterior_report import check_posterior, report_posterior
 from server_app.privacy import (
-    Standing,
     check_figures,
-    check_ledger,
     check_noise,
-    ledger_path,
-    new_ledger,
     privacy_entry,
     privacy_plan,
     sample_privacy_entry,
-    shortened,
     spent_so_far,
-    with_place_of_ledger,
 )
 from server_app.privacy_checks import claims_privacy, claims_sample_privacy, is_noised
 from server_app.resume import how_it_goes_on, note_resumable, read_resumed
 from server_app.run_counts import last_report
 from server_app.run_folder import RunFolder
+from server_app.run_ledger import (
+    Standing,
+    check_ledger,
+    ledger_path,
+    new_ledger,
+    shortened,
+    with_place_of_ledger,
+)
 from server_app.run_report import publish
 from server_app.state_files import Saved
 from server_app.tracking import Tracker, check_tracking, make_trackers

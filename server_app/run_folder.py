@@ -91,7 +91,7 @@ class RunFolder:
         self._confidential = False
         self._privacy: Callable[[], dict[str, Any] | None] = lambda: None
         self._sample_privacy: Callable[[], dict[str, Any] | None] = lambda: None
-        self._spent: Callable[[], Mapping[str, float]] = dict
+        self._spent: Callable[[], Mapping[str, Any]] = dict
         self._state: Callable[[], RunState] | None = None
         create_folder(path, config)
         self._logs: dict[str, LineLog] = {}
@@ -220,7 +220,7 @@ class RunFolder:
         the run ends, however it ends."""
         self._privacy, self._sample_privacy = entry, sample
 
-    def set_spent(self, spent: Callable[[], Mapping[str, float]]) -> None:
+    def set_spent(self, spent: Callable[[], Mapping[str, Any]]) -> None:
         """What a round's line says of the privacy spent so far; asked for in every round."""
         self._spent = spent
 

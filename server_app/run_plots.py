@@ -28,7 +28,7 @@ def _epsilon(record: RunRecord, path: Path) -> Path | None:
     spent = spent_by_round(record)
     if spent is None:
         return None
-    return plot_epsilon(spent.points, spent.delta, spent.rounds_before, path)
+    return plot_epsilon(spent.points, spent.delta, path)
 
 
 DRAWINGS: dict[str, Draw] = {

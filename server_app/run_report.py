@@ -38,8 +38,8 @@ _CAPTIONS = {
     "away.",
     "tail-index": "Tail index of the noise in the updates: 2 is Gaussian, the smaller the fatter "
     "the tails.",
-    "epsilon": "Privacy spent after each round of the ledger, by RDP. Another accountant's figure, "
-    "where one was asked for, is smaller and in the table.",
+    "epsilon": "Privacy spent after each round, by RDP, that of other runs on the same ledger "
+    "included. Another accountant's figure, where one was asked for, is smaller and in the table.",
     "reliability": "Reliability: accuracy against confidence, bin by bin, and the share of the "
     "predictions in each bin. On the diagonal the model is as sure as it is right.",
     "trace": "Values of single coordinates and predictions over the posterior samples.",

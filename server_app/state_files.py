@@ -69,13 +69,6 @@ def read_saved(run: Path) -> Saved | None:
     return None
 
 
-def whole_states(run: Path) -> Iterator[Saved]:
-    """All states in the run folder that are whole, newest first. Raises as `read_saved`."""
-    for path, content in _newest_first(run):
-        if content is not None:
-            yield _decode(content, path)
-
-
 def forget_after(run: Path, server_round: int) -> None:
     """Remove states of later rounds: they are damaged, or of a future that did not happen."""
     for path, number, _ in _files(run):

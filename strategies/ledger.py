@@ -1,7 +1,9 @@
 """The privacy ledger: what has been spent, on disk before anything is released.
 
 A crash at any instant leaves a whole file that holds at least what was released, so that it can
-only overstate what was spent. A later run on the same clients continues it.
+only overstate what was spent. A later run on the same clients continues it. Every charge names
+the run that made it, so that a run which goes on after a crash can tell its own ledger from an
+older copy that others have charged since.
 """
 
 import json
@@ -13,10 +15,20 @@ from typing import Any
 
 from .accounting import Charge, Figure, Release, replaced, spent
 from .durable_file import PRIVATE_FOLDER
-from .ledger_file import FORMAT, behind_links, charge_entry, load, read_charge, refuse_copy
+from .ledger_file import (
+    FORMAT,
+    Entry,
+    behind_links,
+    charge_entry,
+    first_rounds,
+    load,
+    read_charge,
+    refuse_copy,
+    run_of,
+    with_round,
+)
 from .locked_file import FileInUse, LockedFile
 from .privacy_plan import PrivacyPlan
-from .release import first_rounds
 
 
 class LedgerInUse(RuntimeError):
@@ -34,14 +46,16 @@ class Ledger:
     def __init__(self, plan: PrivacyPlan, path: Path | None = None) -> None:
         self._plan = plan
         self._path = None if path is None else behind_links(path)
-        self._charges: list[Charge] = []
+        self._entries: list[Entry] = []
         # None: it has none yet, as a ledger without a file.
         self._id: str | None = None
         if self._path is not None and self._path.exists():
             content = load(self._path)
-            self._charges = _of_this_kind(content, self._path, plan)
+            self._entries = _of_this_kind(content, self._path, plan)
             self._id = content.get("id")
-        self.rounds_before = self.rounds
+        self._run = secrets.token_hex(8)
+        # Charges under that name that are others': only where an earlier version named nobody.
+        self._unnamed_before = 0
         self._file: LockedFile | None = None
         self._epsilon_rdp: float | None = None
         # Of which release how many rounds in all are known to keep within the budget.
@@ -50,42 +64,68 @@ class Ledger:
     @property
     def rounds(self) -> int:
         """How many rounds have been charged, those of earlier runs included."""
-        return sum(count for _, count in self._charges)
+        return sum(entry.rounds for entry in self._entries)
+
+    @property
+    def run(self) -> str:
+        """The name under which this run is charged; "": an earlier version began it."""
+        return self._run
+
+    @property
+    def rounds_of_run(self) -> int:
+        """How many rounds have been charged to this run, those that it did twice twice."""
+        own = sum(entry.rounds for entry in self._entries if entry.run == self._run)
+        return max(0, own - self._unnamed_before)
+
+    @property
+    def rounds_of_others(self) -> int:
+        """How many have been charged to other runs, before this one or while it was down."""
+        return self.rounds - self.rounds_of_run
 
     @property
     def charges(self) -> list[Charge]:
-        """All charges so far, in order; equal ones in a row are counted together."""
-        return list(self._charges)
+        """All charges so far, in order; equal ones in a row of one run are counted together."""
+        return [(entry.release, entry.rounds) for entry in self._entries]
 
     def mark(self) -> dict[str, Any]:
-        """Which ledger this is and all that it holds, as JSON values: what a run that may be
-        resumed keeps, for `require`."""
+        """Which ledger and which run this is and all that it holds, as JSON values: what a run
+        that may be resumed keeps, for `require`."""
         self._id = self._id or secrets.token_hex(16)
-        charges = [charge_entry(charge) for charge in self._charges]
-        return {"id": self._id, "path": str(self._path), "charges": charges}
+        mark = {"id": self._id, "path": str(self._path), "run": self._run}
+        before = {} if self._run else {"rounds_before": self._unnamed_before}
+        return {**mark, **before, "charges": _written(self._entries)}
 
-    def require(self, mark: Mapping[str, Any] | None) -> None:
-        """Go on only as the ledger of which `mark` was made, holding at least what it held then.
+    def require(self, mark: Mapping[str, Any] | None, rounds: int = 0) -> None:
+        """Go on as the run that left `mark`: only in the ledger of which it was made, which holds
+        at least what it held then and `rounds` charges of that run.
 
         One that has no id yet takes the mark's. Raises ValueError, one line.
         """
         if mark is None:
             raise ValueError("the run was left by an earlier version and does not say which it was")
-        self._id = self._id or str(mark["id"])
-        if self._id != mark["id"]:
+        # Of a run that writes no states its name alone is known.
+        known = mark.get("id", self._id)
+        self._id = self._id or known
+        if self._id != known:
             raise ValueError(f"the run has charged another one (then {mark['path']})")
-        held = [read_charge(entry) for entry in mark["charges"]]
-        if first_rounds(self._charges, sum(count for _, count in held)) != held:
+        self._run, self._unnamed_before = mark["run"], mark.get("rounds_before", 0)
+        if self.rounds_of_run < rounds:
+            raise ValueError(
+                f"it holds {self.rounds_of_run} rounds of this run, and by what else the run left "
+                f"{rounds} had been charged"
+            )
+        held = [_entry(entry) for entry in mark["charges"]]
+        if first_rounds(self._entries, sum(entry.rounds for entry in held)) != held:
             raise ValueError("it does not begin with what it held when the run left its state")
 
     def figure(self) -> Figure:
         """ε of everything that was charged, by the plan's accountant."""
-        return spent(self._charges, self._plan.delta, self._plan.accountant)
+        return spent(self.charges, self._plan.delta, self._plan.accountant)
 
     def replaced_accountant(self, release: Release, rounds: int) -> str | None:
         """What to tell where, after `rounds` more of `release`, `figure` is another accountant's
         than the plan's."""
-        charges = [*self._charges, (release, rounds)]
+        charges = [*self.charges, (release, rounds)]
         return replaced(charges, self._plan.delta, self._plan.accountant)
 
     @property
@@ -105,7 +145,7 @@ class Ledger:
         # More rounds cost more: where they fit, so do fewer. An accountant may take long to ask.
         if release == self._room[0] and self.rounds + rounds <= self._room[1]:
             return True
-        charges = [*self._charges, (release, rounds)]
+        charges = [*self.charges, (release, rounds)]
         if spent(charges, self._plan.delta, self._plan.accountant).epsilon > limit:
             return False
         self._room = (release, self.rounds + rounds)
@@ -131,8 +171,8 @@ class Ledger:
             return
         self._file = _opened(self._path)
         try:
-            charges = _charges_in(load(self._path), self._path) if self._path.exists() else []
-            if charges != self._charges:
+            entries = _entries_in(load(self._path), self._path) if self._path.exists() else []
+            if entries != self._entries:
                 raise LedgerInUse(f"ledger {self._path} was charged by another run meanwhile")
             if not self._path.exists():
                 self._write()
@@ -146,10 +186,7 @@ class Ledger:
         Raises LedgerInUse as `hold` does, and where the file was replaced by another.
         """
         self.hold()
-        if self._charges and self._charges[-1][0] == release:
-            self._charges[-1] = (release, self._charges[-1][1] + 1)
-        else:
-            self._charges.append((release, 1))
+        self._entries = with_round(self._entries, release, self._run)
         if release != self._room[0]:
             self._room = (None, 0)
         self._epsilon_rdp = self._quick_epsilon()
@@ -175,9 +212,10 @@ class Ledger:
 
     def _content(self) -> dict[str, Any]:
         plan = self._plan
+        mark = self.mark()
         return {
             "format": FORMAT,
-            **self.mark(),
+            **{key: mark[key] for key in ("id", "path", "charges")},
             "delta": plan.delta,
             "neighbours": plan.relation,
             "rounds": self.rounds,
@@ -185,19 +223,30 @@ class Ledger:
         }
 
     def _quick_epsilon(self) -> float | None:
-        if any(release.drawn is not None for release, _ in self._charges):
+        if any(entry.release.drawn is not None for entry in self._entries):
             return None
-        epsilon = spent(self._charges, self._plan.delta, "rdp").epsilon
+        epsilon = spent(self.charges, self._plan.delta, "rdp").epsilon
         return epsilon if math.isfinite(epsilon) else None
 
 
 def read_charges(path: Path) -> list[Charge]:
     """The charges in a ledger file. Raises ValueError, one line, if it is none."""
-    return _charges_in(load(path), path)
+    return [(entry.release, entry.rounds) for entry in _entries_in(load(path), path)]
 
 
-def _of_this_kind(content: dict[str, Any], path: Path, plan: PrivacyPlan) -> list[Charge]:
-    """The charges of a ledger that a run of `plan` may continue."""
+def mark_of(own: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The mark in what a private strategy left as `own_values`; None where none is there.
+
+    An earlier version named no run: all that it charged after the first rounds was its own.
+    """
+    mark = own.get("ledger")
+    if mark is None or "run" in mark:
+        return mark
+    return {**mark, "run": "", "rounds_before": own["rounds_before"]}
+
+
+def _of_this_kind(content: dict[str, Any], path: Path, plan: PrivacyPlan) -> list[Entry]:
+    """The entries of a ledger that a run of `plan` may continue."""
     for key, own in (("neighbours", plan.relation), ("delta", plan.delta)):
         if content.get(key) != own:
             raise ValueError(
@@ -205,7 +254,7 @@ def _of_this_kind(content: dict[str, Any], path: Path, plan: PrivacyPlan) -> lis
                 "their figures cannot be added"
             )
     refuse_copy(content, path)
-    return _charges_in(content, path)
+    return _entries_in(content, path)
 
 
 def _check_releases(releases: Sequence[Release], neighbours: object) -> None:
@@ -231,14 +280,22 @@ def _opened(path: Path) -> LockedFile:
         raise LedgerInUse(f"ledger {path} cannot be kept there: {error.strerror}") from None
 
 
-def _charges_in(content: dict[str, Any], path: Path) -> list[Charge]:
+def _written(entries: Sequence[Entry]) -> list[dict[str, Any]]:
+    return [{**charge_entry((one.release, one.rounds)), "run": one.run} for one in entries]
+
+
+def _entry(written: dict[str, Any]) -> Entry:
+    return Entry(*read_charge(written), run_of(written))
+
+
+def _entries_in(content: dict[str, Any], path: Path) -> list[Entry]:
     try:
-        charges = [read_charge(entry) for entry in content["charges"]]
-        total = sum(count for _, count in charges)
+        entries = [_entry(written) for written in content["charges"]]
+        total = sum(entry.rounds for entry in entries)
         if total != content["rounds"]:
             told = f"{content['rounds']!r:.40}"
             raise ValueError(f"rounds = {told}, but its charges add up to {total}")
-        _check_releases([release for release, _ in charges], content["neighbours"])
+        _check_releases([entry.release for entry in entries], content["neighbours"])
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"ledger {path} is damaged: {type(error).__name__} {error}") from None
-    return charges
+    return entries

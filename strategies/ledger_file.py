@@ -1,8 +1,10 @@
 """The file of a ledger, a run's or a client's: JSON, behind its links, and no copy of another."""
 
 import json
+import re
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from .accounting import Charge, Release
 
@@ -10,6 +12,34 @@ FORMAT = 1
 # What no run can have had: more rounds or clients, or a rate that no sampler meets.
 _MOST = 10**12
 _LEAST_RATE = 2.0**-53
+_RUN = re.compile(r"[0-9a-f]{16}")
+
+
+class Entry(NamedTuple):
+    """Rounds in a row that `run` was charged for; "" is an earlier version, which named no run."""
+
+    release: Release
+    rounds: int
+    run: str = ""
+
+
+def with_round(entries: Sequence[Entry], release: Release, run: str) -> list[Entry]:
+    """`entries` and one more round: equal ones in a row are counted together, run by run."""
+    last = entries[-1] if entries else None
+    if last is not None and (last.release, last.run) == (release, run):
+        return [*entries[:-1], Entry(release, last.rounds + 1, run)]
+    return [*entries, Entry(release, 1, run)]
+
+
+def first_rounds(entries: Sequence[Entry], rounds: int) -> list[Entry]:
+    """The entries of the first `rounds` rounds."""
+    kept: list[Entry] = []
+    for entry in entries:
+        if rounds <= 0:
+            break
+        kept.append(entry._replace(rounds=min(entry.rounds, rounds)))
+        rounds -= entry.rounds
+    return kept
 
 
 def load(path: Path) -> dict[str, Any]:
@@ -76,6 +106,14 @@ def charge_entry(charge: Charge) -> dict[str, Any]:
         "sample_rate": release.sample_rate,
         "drawn": list(release.drawn) if release.drawn else None,
     }
+
+
+def run_of(entry: dict[str, Any]) -> str:
+    """The run that an entry of a ledger's file names. Raises ValueError for what is no run."""
+    run = entry.get("run", "")
+    if run != "" and not (isinstance(run, str) and _RUN.fullmatch(run)):
+        raise ValueError(f"run = {run!r:.40}")
+    return run
 
 
 def read_charge(entry: dict[str, Any]) -> Charge:

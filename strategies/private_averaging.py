@@ -16,7 +16,7 @@ from .claim_options import check_options
 from .enrolment import Client
 from .entropy import Randomness, SeededRandomness, SystemRandomness
 from .frame import FederatedStrategy, FrameOptions, rule_generator
-from .ledger import Ledger
+from .ledger import Ledger, mark_of
 from .local_rule import BOUND, CLIP_UPDATE, NOISE_MULTIPLIER, NOISE_SHARES, LocalRule
 from .noise import client_deviation, gaussian_noise, longest_noised, missing_share
 from .privacy_plan import PrivacyPlan
@@ -213,26 +213,21 @@ class PrivateAveraging(FederatedStrategy):
         return Aggregate(vector.to(bounded.dtype), shares, kept, 0)
 
     def own_values(self) -> dict[str, Any]:
-        """How much of the ledger is earlier runs', how much it holds at least, and which one it
-        is: another must not take its place.
+        """Which ledger it is, what it holds at least, and which run charges it: another must not
+        take its place.
         """
-        return {
-            "rounds_before": self.ledger.rounds_before,
-            "rounds_charged": self.ledger.rounds,
-            "ledger": self.ledger.mark(),
-        }
+        return {"ledger": self.ledger.mark()}
 
     def restore_own(self, values: Mapping[str, Any]) -> None:
-        """Rounds that this run was charged before are not an earlier run's.
+        """Charge the ledger as the run that left `values`.
 
         Raises ValueError where the ledger is another one than when `values` were written, or
         does not hold all that it held then.
         """
         try:
-            self.ledger.require(values.get("ledger"))
+            self.ledger.require(mark_of(values))
         except ValueError as error:
             raise ValueError(f"this ledger is not the run's: {error}; put its own back") from None
-        self.ledger.rounds_before = values["rounds_before"]
 
     def rounds_allowed(self, num_rounds: int, done: int = 0) -> int:
         """As many as the plan's T and the budget allow.

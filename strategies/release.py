@@ -1,8 +1,6 @@
 """What a round releases, as inert data: accountants interpret it."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 
 # Beyond, epsilon's arithmetic overflows.
 LARGEST_MULTIPLIER = 1e12
@@ -40,14 +38,3 @@ class Release:
 
 
 Charge = tuple[Release, int]
-
-
-def first_rounds(charges: Sequence[Charge], rounds: int) -> list[Charge]:
-    """The charges of the first `rounds` rounds."""
-    counts = [count for _, count in charges]
-    ends = accumulate(counts)
-    return [
-        (release, min(count, rounds - (end - count)))
-        for (release, count), end in zip(charges, ends, strict=True)
-        if rounds > end - count
-    ]

@@ -172,9 +172,10 @@ def _done_again(folder: Path, patch: pytest.MonkeyPatch) -> None:
             private_averaging,
             [
                 (
-                    '        self.ledger.rounds_before = values["rounds_before"]\n',
-                    '        self.ledger.rounds_before = values["rounds_before"]\n'
-                    '        self._again = self.ledger.rounds - values["rounds_charged"]\n',
+                    'put its own back") from None\n',
+                    'put its own back") from None\n'
+                    '        held = sum(one["rounds"] for one in values["ledger"]["charges"])\n'
+                    "        self._again = self.ledger.rounds - held\n",
                 ),
                 (
                     "        self.ledger.charge(release)\n",

@@ -377,7 +377,7 @@ def test_a_ledger_is_continued(tmp_path: Path) -> None:
         strategy = DPFedAvg(plan(), local_rate=LR, ledger=path)
         strategy.start(grid(), state_of(START), num_rounds=3, timeout=20)
         assert strategy.ledger.rounds == 3 * runs
-        assert strategy.ledger.rounds_before == 3 * (runs - 1)
+        assert strategy.ledger.rounds_of_others == 3 * (runs - 1)
         figure = strategy.figure()
         assert figure is not None
         assert figure.epsilon == spent([(plan().release(), 3 * runs)], 1e-5).epsilon

@@ -286,7 +286,7 @@ def test_what_is_done_again_is_taken_from_the_rounds_that_are_left(
     summary = resume(tmp_path, BUDGET, Console(width=500))
     line = (
         f"epsilon = 3 ends the run after {ROUNDS - 2} of {ROUNDS} rounds: beside its own 2 the "
-        "ledger holds 2 that were charged since it began, and lost or another run's"
+        "ledger holds 2 of its own that were lost"
     )
     assert f"warning: {line}\n" in shown(capsys)
     assert line in summary["warnings"]

@@ -27,7 +27,7 @@ from server_app.run_plots import draw_plots
 from server_app.run_record import read_record
 from server_app.run_report import publish, write_report
 from strategies.accounting import Release, spent
-from strategies.release import first_rounds
+from strategies.ledger_file import Entry, first_rounds
 
 
 class Page(HTMLParser):
@@ -193,7 +193,7 @@ def test_the_curve_of_epsilon_is_the_ledgers(tmp_path: Path) -> None:
     private_run(tmp_path, num_server_rounds=4)
     curve = spent_by_round(read_record(tmp_path))
     assert curve is not None
-    assert (curve.delta, curve.rounds_before) == (1e-5, 0)
+    assert curve.delta == 1e-5
     expected = [(t, spent([(Release(2.0, 0.5), t)], 1e-5).epsilon) for t in (1, 2, 3, 4)]
     assert curve.points == [(t, pytest.approx(epsilon)) for t, epsilon in expected]
     # And the lines of metrics.jsonl say the same as the run goes.
@@ -205,11 +205,13 @@ def test_the_curve_of_epsilon_is_the_ledgers(tmp_path: Path) -> None:
 
 def test_the_first_rounds_of_a_ledger() -> None:
     a, b = Release(1.0), Release(2.0)
-    charges = [(a, 3), (b, 2), (a, 1)]
-    unrolled = [a, a, a, b, b, a]
-    for rounds in range(7):
-        found = [release for release, count in first_rounds(charges, rounds) for _ in range(count)]
-        assert found == unrolled[:rounds]
+    entries = [Entry(a, 3), Entry(b, 2), Entry(b, 2, "0" * 16), Entry(a, 1)]
+    unrolled = [one[:: len(one) - 1] for one in entries for _ in range(one.rounds)]
+    for rounds in range(9):
+        found = first_rounds(entries, rounds)
+        assert [one[:: len(one) - 1] for one in found for _ in range(one.rounds)] == (
+            unrolled[:rounds]
+        )
 
 
 def test_a_posteriors_calibration_and_diagnostics(tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ def test_a_run_that_its_budget_ends_says_so_afterwards(
     summary = private_run(tmp_path / "run", Console(width=500), **options)
     line = f"max-epsilon = {budget:g} ends the run after {4 - earlier} of 9 rounds"
     if earlier:
-        line += f": the ledger holds {earlier} of earlier runs"
+        line += f": the ledger holds {earlier} of other runs"
     assert told_of_privacy(summary)[-1] == line
     assert summary["rounds_completed"] == 4 - earlier
     assert f"warning: {line}\n" in capsys.readouterr().out

@@ -62,7 +62,7 @@ def test_a_private_runs_events_hold_nothing_of_the_cohort(tmp_path: Path) -> Non
     tracked_run(tmp_path, **PRIVATE)
     read = events(tmp_path)
     # So much noise may well make the run a failure: that is read from the released models.
-    spent = {"epsilon_rdp", "rounds_charged"}
+    spent = {"epsilon_rdp", "rounds_charged", "rounds_of_earlier_runs"}
     assert set(read) - {"catastrophic_failure"} == {"accuracy", "loss", "local_lr", *spent}
     summary = read_summary(tmp_path)
     assert summary is not None
