@@ -24,7 +24,7 @@ def spent_by_round(record: RunRecord) -> Spent | None:
 
     The ledger is not read: what is there now may be another's, or hold what came later.
     """
-    told = [(e.get("rounds_charged"), e.get("epsilon_rdp")) for e in record.entries]
+    told = [(e.get("rounds_charged", 0), e.get("epsilon_rdp", "")) for e in record.entries]
     points = [(n, e) for n, e in told if is_number(n) and is_number(e)] or _drawn(record)
     return Spent(points, record.config.delta) if points and record.config else None
 
