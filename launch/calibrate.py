@@ -10,7 +10,7 @@ from rich.console import Console
 from server_app.config import ConfigError
 
 if TYPE_CHECKING:
-    from strategies.accounting import Release
+    from strategies.accounting import Accountant, Release
 
 app = typer.Typer(
     help="Settings from formulas instead of trials.\n\n"
@@ -63,8 +63,13 @@ def fat_clipping(
 
 @app.command("dp")
 def dp(
-    epsilon: Annotated[float, typer.Option(help="Budget of the whole run.")],
     rounds: Annotated[int, typer.Option(help="Communication rounds T.")],
+    epsilon: Annotated[
+        float | None, typer.Option(help="Budget of the whole run: what noise does it ask for?")
+    ] = None,
+    noise_multiplier: Annotated[
+        float | None, typer.Option(help="In place of --epsilon, z: what does the run cost?")
+    ] = None,
     delta: Annotated[float, typer.Option(help="delta of the budget.")] = 1e-5,
     sample_rate: Annotated[
         float,
@@ -77,32 +82,52 @@ def dp(
         str | None, typer.Option(help="One of rdp, prv, pld; without it: all of them.")
     ] = None,
 ) -> None:
-    """The noise multiplier that a privacy budget asks for, by accountant and by neighbours.
+    """The noise multiplier that a privacy budget asks for, or the epsilon that a noise multiplier
+    costs, by accountant and by neighbours.
 
     Example: blackthorn calibrate dp --epsilon 5 --delta 1e-5 --sample-rate 0.2 --rounds 100
-    """
-    from strategies.accounting import ACCOUNTANTS, calibrate
 
+    And back: blackthorn calibrate dp --noise-multiplier 1.1 --sample-rate 0.2 --rounds 100
+    """
+    from strategies.accounting import ACCOUNTANTS, calibrate, spent
+
+    if (epsilon is None) == (noise_multiplier is None):
+        raise ConfigError(
+            f"--epsilon {epsilon} with --noise-multiplier {noise_multiplier} is not allowed: give "
+            "one of the two"
+        )
     if accountant is not None and accountant not in ACCOUNTANTS:
         allowed = ", ".join(ACCOUNTANTS)
         raise ConfigError(f"accountant = {accountant!r} is not allowed: {allowed}")
+    if rounds < 1:
+        raise ConfigError(f"rounds = {rounds} is not allowed: at least 1")
+    if noise_multiplier is not None and not noise_multiplier > 0:
+        raise ConfigError(f"noise-multiplier = {noise_multiplier} is not allowed: above 0")
+    if epsilon is not None:
+        known, wanted = f"epsilon = {epsilon:g}", "noise-multiplier z"
+    else:
+        known, wanted = f"noise-multiplier z = {noise_multiplier:g}", "epsilon"
     lines = [
-        f"epsilon = {epsilon:g}, delta = {delta:g}: noise-multiplier z for {rounds} rounds that "
-        f"each ask a share {sample_rate:g} of the clients",
+        f"{known}, delta = {delta:g}: {wanted} for {rounds} rounds that each ask a share "
+        f"{sample_rate:g} of the clients",
         "",
         f"{'accountant':12}" + "".join(f"{kind:>14}" for kind in _RELATIONS),
     ]
+
+    def figure(kind: str, by: "Accountant") -> float:
+        release = partial(_release, kind, sample_rate)
+        if epsilon is not None:
+            return calibrate(epsilon, delta, release, rounds, by)
+        return spent([(release(noise_multiplier or 0.0), rounds)], delta, by).epsilon
+
     for name in ACCOUNTANTS:
         if accountant not in (None, name):
             continue
         try:
-            found = [
-                calibrate(epsilon, delta, partial(_release, kind, sample_rate), rounds, name)
-                for kind in _RELATIONS
-            ]
+            found = [figure(kind, name) for kind in _RELATIONS]
         except ValueError as error:
             raise ConfigError(str(error)) from error
-        lines.append(f"{name:12}" + "".join(f"{z:14.4f}" for z in found))
+        lines.append(f"{name:12}" + "".join(f"{value:14.4f}" for value in found))
     lines += ["", *(f"{kind:12}  {meaning}" for kind, meaning in _RELATIONS.items())]
     lines += ["", "The noise of a round's sum has the standard deviation z x clip-norm."]
     console.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)

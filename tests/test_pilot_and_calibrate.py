@@ -8,6 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy.optimize import brentq
+from scipy.stats import norm
 
 from launch.cli import main
 from launch.pilot import NormRecorder, pilot_report
@@ -258,6 +260,60 @@ def test_calibrate_dp_says_what_each_neighbour_relation_costs(blackthorn: Comman
     assert zero_out == pytest.approx(8.919 / math.sqrt(2), rel=1e-3)
     for kind in heads[1:]:
         assert re.search(rf"^{kind} +one client", blackthorn.out, re.MULTILINE)
+
+
+def analytic_gaussian(mu: float, delta: float) -> float:
+    """ε of N(0, 1) against N(mu, 1): Balle and Wang (arXiv 1805.06530), Theorem 8, solved."""
+
+    def excess(epsilon: float) -> float:
+        a, b = norm.logcdf(mu / 2 - epsilon / mu), norm.logcdf(-mu / 2 - epsilon / mu)
+        return math.exp(a) - math.exp(epsilon + b) - delta
+
+    return float(brentq(excess, 0, 1000, xtol=1e-12))
+
+
+def test_calibrate_dp_says_what_a_noise_multiplier_costs(blackthorn: Command) -> None:
+    """Without sampling T rounds are one Gaussian, √T/z away; of one client for another, twice."""
+    z, rounds, delta = 3.0, 20, 1e-6
+    run = ("--rounds", str(rounds), "--delta", str(delta))
+    assert blackthorn("calibrate", "dp", "--noise-multiplier", str(z), *run) == 0
+    assert blackthorn.out.startswith("noise-multiplier z = 3, delta = 1e-06: epsilon for 20 rounds")
+    mu = math.sqrt(rounds) / z
+    exact = [analytic_gaussian(m, delta) for m in (mu, mu, 2 * mu)]
+    rows = {line.split()[0]: line.split()[1:] for line in blackthorn.out.splitlines() if line}
+    for accountant in ("prv", "pld"):
+        assert [float(e) for e in rows[accountant]] == pytest.approx(exact, abs=1e-4)
+    for least, by_rdp in zip(exact, map(float, rows["rdp"]), strict=True):
+        assert least < by_rdp < 1.2 * least
+
+
+def test_calibrate_dp_goes_both_ways(blackthorn: Command) -> None:
+    """What a cohort that is drawn costs is what its own budget asks for, in its own column."""
+    run = ("--sample-rate", "0.2", "--rounds", "50", "--accountant", "rdp")
+    assert blackthorn("calibrate", "dp", "--epsilon", "5", *run) == 0
+    z = blackthorn.number(r"rdp +(\S+)")
+    assert blackthorn("calibrate", "dp", "--noise-multiplier", str(z), *run) == 0
+    assert blackthorn.number(r"rdp +(\S+)") == pytest.approx(5.0, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("--noise-multiplier", "0"), "noise-multiplier = 0.0 is not allowed: above 0"),
+        (("--noise-multiplier", "nan"), "noise-multiplier = nan is not allowed: above 0"),
+        (("--noise-multiplier", "inf"), "noise multiplier = inf is not allowed"),
+        (("--noise-multiplier", "1", "--epsilon", "1"), "give one of the two"),
+        ((), "give one of the two"),
+        (("--noise-multiplier", "1", "--rounds", "0"), "rounds = 0 is not allowed: at least 1"),
+        (("--noise-multiplier", "1", "--delta", "0"), "delta = 0"),
+    ],
+)
+def test_calibrate_dp_refuses_what_has_no_epsilon(
+    blackthorn: Command, arguments: tuple[str, ...], expected: str
+) -> None:
+    assert blackthorn("calibrate", "dp", "--rounds", "5", *arguments) == 2
+    assert expected in blackthorn.err
+    assert blackthorn.err.count("\n") == 1
 
 
 @pytest.mark.parametrize(
