@@ -404,7 +404,9 @@ def test_a_ledger_that_is_behind_the_state_is_refused(
         content = json.loads(ledger.read_text())
         content["rounds"] = content["charges"][0]["rounds"] = older
         ledger.write_text(json.dumps(content))
-    refused(dead, rf"holds {older or 0} rounds, and by what else the run left \d", **options)
+    refused(
+        dead, rf"holds {older or 0} rounds of this run, and by what else the run left \d", **options
+    )
 
 
 # Damage.

@@ -43,7 +43,7 @@ def test_its_own_ledger_with_other_charges_is_refused(tmp_path: Path) -> None:
     path.write_bytes(before)
     start(tmp_path / "other", {**options, "noise_multiplier": 50.0})
     assert charged(path) == 2 + ROUNDS
-    refused(tmp_path / "run", options, "does not begin with what it held when the run left")
+    refused(tmp_path / "run", options, "it holds 0 rounds of this run, and by what else")
 
 
 def test_another_runs_charges_in_between_are_no_other_ledger(tmp_path: Path) -> None:
