@@ -18,6 +18,7 @@ from strategies.accounting import Charge
 from strategies.durable_file import PRIVATE_FOLDER
 from strategies.ledger_file import (
     FORMAT,
+    begins_anew,
     behind_links,
     charge_entry,
     load,
@@ -59,31 +60,47 @@ class Sent:
 
 
 class ClientLedger:
-    """The ledger in the file `path`, whatever link leads to it; a missing file is an empty one.
+    """The ledger in the file `path`, whatever link leads to it.
 
-    Raises LedgerUnusable where something else than a file is there.
+    A missing file is an empty ledger, unless `known` says which one has to be there: then neither
+    that nor another's may take its place. Raises LedgerUnusable where something else than a file
+    is there, or a link to nothing.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, known: str = "") -> None:
+        self._known = known
         try:
             self._path = behind_links(path.expanduser())
         except ValueError as error:
             raise LedgerUnusable(str(error)) from None
+
+    @property
+    def begins_anew(self) -> str | None:
+        """What to tell where there is no file yet."""
+        return begins_anew(self._path)
 
     def read(self) -> Sent:
         """What has been sent. Raises LedgerUnusable for a file that is no client's ledger, or that
         is a copy of one that is still there."""
         try:
             if not self._path.exists():
-                return Sent()
+                return self._as_known(Sent())
             content = load(self._path)
             refuse_copy(content, self._path)
         except (OSError, ValueError) as error:
             raise LedgerUnusable(str(error)) from None
-        return _sent_in(content, self._path)
+        return self._as_known(_sent_in(content, self._path))
 
-    def change(self, change: Callable[[Sent], None]) -> None:
-        """Let `change` check and count, alone, and put what it leaves on disk before returning.
+    def _as_known(self, sent: Sent) -> Sent:
+        if self._known and sent.ledger != self._known:
+            raise LedgerUnusable(
+                f"ledger {self._path} is not the one that was there when the client started: put "
+                "that back, or start the client again"
+            )
+        return sent
+
+    def change(self, change: Callable[[Sent], None]) -> Sent:
+        """Let `change` check and count, alone, and put what it leaves on disk before returning it.
 
         What `change` raises leaves the file as it was. Raises LedgerUnusable where it cannot be
         read or written, or others hold it for a minute.
@@ -100,7 +117,7 @@ class ClientLedger:
                 reason = error.strerror or error
                 raise LedgerUnusable(f"ledger {self._path} cannot be kept: {reason}") from None
 
-    def _change_alone(self, change: Callable[[Sent], None]) -> None:
+    def _change_alone(self, change: Callable[[Sent], None]) -> Sent:
         self._path.parent.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
         file = LockedFile(self._path)
         try:
@@ -110,6 +127,7 @@ class ClientLedger:
             file.replace(text.encode())
         finally:
             file.close()
+        return sent
 
 
 def _append(charges: list[Charge], charge: Charge) -> None:

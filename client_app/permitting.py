@@ -18,7 +18,7 @@ from .node_data import node_client_id
 from .policy import Policy, PolicyRefusal, read_policy, round_cost
 
 # The node config's keys.
-POLICY, LEDGER = "policy", "ledger"
+POLICY, LEDGER, LEDGER_ID = "policy", "ledger", "ledger-id"
 
 logger = logging.getLogger("blackthorn")
 
@@ -38,12 +38,13 @@ class Safeguards:
 
         Raises ConfigError for a policy that cannot be read, or that has no ledger.
         """
-        policy, ledger = (str(node_config.get(key, "")) for key in (POLICY, LEDGER))
+        keys = (POLICY, LEDGER, LEDGER_ID)
+        policy, ledger, known = (str(node_config.get(key, "")) for key in keys)
         if not ledger:
             if policy:
                 raise ConfigError(f"policy {policy} needs a ledger: name one in the node's config")
             return None
-        return cls(read_policy(Path(policy)) if policy else None, ClientLedger(Path(ledger)))
+        return cls(read_policy(Path(policy)) if policy else None, ClientLedger(Path(ledger), known))
 
     def check_run(self, config: RunConfig) -> None:
         """Raises PolicyRefusal where no round of a run is allowed (any more)."""

@@ -1,7 +1,7 @@
 """`blackthorn client`: a SuperNode and the executor of its ClientApps, kept alive."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +11,7 @@ from launch.addresses import Address, check_insecure, parse_address
 from launch.flower_programs import OWN_CLIENTAPP
 from launch.folders import make_folder
 from launch.operator_options import IKnow, Insecure
+from launch.service import say
 from server_app.config import ConfigError
 
 
@@ -109,14 +110,14 @@ def client(
         data=data.resolve() if data else None,
         data_dir=data_dir.resolve() if data_dir else None,
         policy=policy.resolve() if policy else None,
-        ledger=ledger.resolve() if ledger else None,
+        ledger=ledger.expanduser().absolute() if ledger else None,
         logs=folder,
         patience=patience,
         program=OWN_CLIENTAPP if policy is not None else program,
         warm=not standard_client,
     )
     if settings.ledger is not None:
-        _check_safeguards(settings.policy, settings.ledger)
+        settings = replace(settings, ledger_id=_check_safeguards(settings.policy, settings.ledger))
     make_folder(settings.logs, "--logs")
     from launch.client_service import take_part
 
@@ -139,6 +140,8 @@ class ClientSettings:
     patience: float
     program: str | None
     warm: bool
+    # Of the ledger that is there when the client starts.
+    ledger_id: str = ""
 
 
 def _check_examples(data: Path) -> None:
@@ -151,17 +154,22 @@ def _check_examples(data: Path) -> None:
         raise ConfigError(f"--data: {error}") from error
 
 
-def _check_safeguards(policy: Path | None, ledger: Path) -> None:
-    """Policy and ledger are good, and the ledger can be written. Raises ConfigError."""
+def _check_safeguards(policy: Path | None, ledger: Path) -> str:
+    """Policy and ledger are good, and the ledger can be written: its id. Raises ConfigError."""
     from client_app.client_ledger import ClientLedger, LedgerUnusable
     from client_app.policy import read_policy
 
     if policy is not None:
         read_policy(policy)
     try:
-        ClientLedger(ledger).change(lambda _: None)
+        kept = ClientLedger(ledger)
+        begins = kept.begins_anew
+        known = kept.change(lambda _: None).ledger
     except LedgerUnusable as error:
         raise ConfigError(f"--ledger: {error}") from error
+    if begins is not None:
+        say(begins)
+    return known
 
 
 def _id_of_key(key: Path | None) -> int:

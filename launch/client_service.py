@@ -107,6 +107,8 @@ def _node_config(settings: "ClientSettings") -> dict[str, Scalar]:
     for key, path in (("policy", settings.policy), ("ledger", settings.ledger)):
         if path is not None:
             config[key] = str(path)
+    if settings.ledger_id:
+        config["ledger-id"] = settings.ledger_id
     return config
 
 

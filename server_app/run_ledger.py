@@ -12,7 +12,7 @@ from server_app.rounds_on_record import mark_on_record, rounds_of_run_on_record
 from server_app.state_files import Saved
 from strategies import Ledger, PrivacyPlan
 from strategies.ledger import LedgerInUse, mark_of
-from strategies.ledger_file import behind_links
+from strategies.ledger_file import begins_anew, behind_links
 
 LEDGER = "ledger.json"
 
@@ -40,9 +40,7 @@ def with_place_of_ledger(config: RunConfig) -> RunConfig:
 def new_ledger(config: RunConfig, folder: Path) -> str | None:
     """What to tell where a run names a ledger that is not there, else None."""
     path = ledger_path(config, folder)
-    if path is None or not config.ledger or path.exists():
-        return None
-    return f"ledger {path} does not exist: a new one begins there, with nothing spent"
+    return begins_anew(path) if path is not None and config.ledger else None
 
 
 @dataclass(frozen=True)

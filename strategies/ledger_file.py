@@ -85,16 +85,31 @@ def refuse_copy(content: dict[str, Any], path: Path) -> None:
 def behind_links(path: Path) -> Path:
     """The file itself: a link would be replaced by the first charge, and the file left behind.
 
-    Raises ValueError where there is something else than a file.
+    Raises ValueError where there is something else than a file, and for a link to what is not
+    there: whoever made it had a ledger, on a disk that is not mounted for example, and a new one
+    would begin with nothing spent.
     """
     try:
         real = path.resolve()
+        lost = [one for one in (path, *path.parents) if one.is_symlink() and not one.exists()]
+        if lost:
+            raise ValueError(
+                f"ledger {path} cannot be read: {lost[0]} is a link to {lost[0].resolve()}, which "
+                "is not there; put it back, or name the file itself where a new ledger is to begin"
+            )
         if real.exists() and not real.is_file():
             raise ValueError(f"ledger {path} is not a file")
     except (OSError, RuntimeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "its links lead in a circle"
         raise ValueError(f"ledger {path} cannot be read: {reason}") from None
     return real
+
+
+def begins_anew(path: Path) -> str | None:
+    """What to tell where a ledger that is named is not there yet, else None."""
+    if path.exists():
+        return None
+    return f"ledger {path} does not exist: a new one begins there, with nothing spent"
 
 
 def charge_entry(charge: Charge) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import math
 import shutil
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,6 +15,9 @@ from policy_client import AT_CLIENTS, COHORT, DP_SGD, Client, enrolment, run_con
 from client_app import app as client_app
 from client_app.client_ledger import ClientLedger, LedgerUnusable, Sent
 from client_app.policy import PolicyRefusal
+from launch.cli import main
+from launch.client import ClientSettings
+from launch.client_service import _node_config
 from strategies.accounting import Release
 
 DELTA = 1e-5
@@ -156,6 +160,7 @@ def test_several_programs_of_a_client_at_once_lose_nothing(tmp_path: Path) -> No
 
 def test_a_ledger_behind_a_link_is_the_ledger(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
+    ClientLedger(tmp_path / "real" / "ledger.json").change(lambda _: None)
     (tmp_path / "ledger.json").symlink_to(tmp_path / "real" / "ledger.json")
     client, config = Client(tmp_path, "max-rounds = 1"), run_config(AT_CLIENTS)
     client.node["ledger"] = str(tmp_path / "ledger.json")
@@ -195,6 +200,7 @@ def _second_name(path: Path) -> None:
             "rounds = 2, but 0 are charged",
         ),
         (lambda path: path.mkdir(), "is not a file"),
+        (lambda path: path.symlink_to(path.with_name("away.json")), "which is not there"),
         (_copy, "is a copy of"),
         (_second_name, "has 2 names (hard links)"),
     ],
@@ -217,6 +223,72 @@ def test_without_a_ledger_that_can_be_kept_nothing_is_sent(
     assert str(client.ledger) in caplog.text
     assert said in caplog.text
     assert enrolment(client, config) == "the client's policy or ledger cannot be used"
+
+
+def test_a_ledger_that_is_deleted_while_a_reply_is_counted_is_written_again(tmp_path: Path) -> None:
+    path, charge = tmp_path / "ledger.json", (Release(1.0), 1)
+    ClientLedger(path).change(lambda sent: sent.add(1, 1, charge, charge))
+
+    def count(sent: Sent) -> None:
+        path.unlink()
+        sent.add(1, 2, charge, charge)
+
+    ClientLedger(path).change(count)
+    assert ClientLedger(path).read().rounds == 2
+
+
+def _another(path: Path) -> None:
+    path.unlink()
+    ClientLedger(path).change(lambda _: None)
+
+
+@pytest.mark.parametrize("what", [Path.unlink, _another])
+def test_the_ledger_with_which_a_client_started_has_to_be_there(
+    tmp_path: Path, what: Callable[[Path], None]
+) -> None:
+    """Deleted or replaced while the client is up, what it has sent would be forgotten."""
+    client, config = Client(tmp_path, "max-rounds = 5"), run_config(AT_CLIENTS)
+    client.node["ledger-id"] = ClientLedger(client.ledger).change(lambda _: None).ledger
+    kept = client.ledger.read_bytes()
+    assert client.train(config, 1).has_content()
+    what(client.ledger)
+    assert "ledger cannot be used" in client.refusal(config, 2)
+    assert enrolment(client, config) == "the client's policy or ledger cannot be used"
+    client.ledger.write_bytes(kept)
+    assert client.train(config, 2).has_content()
+
+
+def _exit_code() -> object:
+    """Of the command, whichever way it ends."""
+    try:
+        return main()
+    except SystemExit as end:
+        return end.code
+
+
+def test_blackthorn_client_says_where_a_ledger_begins_and_knows_it_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    started: list[ClientSettings] = []
+    monkeypatch.setattr("launch.client_service.take_part", started.append)
+    monkeypatch.chdir(tmp_path)
+    ledger = tmp_path / "ledger.json"
+    words = ["client", "--server", "127.0.0.1:9", "--insecure", "--client-id", "3"]
+    monkeypatch.setattr(sys, "argv", ["blackthorn", *words, "--ledger", "ledger.json"])
+    for told in (True, False):
+        assert _exit_code() == 0
+        said = f"ledger {ledger} does not exist: a new one begins there, with nothing spent"
+        assert (said in capsys.readouterr().err) == told
+    ids = [_node_config(settings)["ledger-id"] for settings in started]
+    assert ids == [ClientLedger(ledger).read().ledger] * 2
+    ledger.rename(tmp_path / "moved.json")
+    ledger.symlink_to(tmp_path / "away.json")
+    assert _exit_code() == 2
+    error = capsys.readouterr().err
+    assert f"--ledger: ledger {ledger} cannot be read: {ledger} is a link to" in error
+    assert error.count("\n") == 1
+    assert len(started) == 2
+    assert not (tmp_path / "away.json").exists()
 
 
 def test_a_policy_needs_a_ledger_and_must_be_there(tmp_path: Path) -> None:
