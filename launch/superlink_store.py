@@ -98,24 +98,25 @@ def look_after_serverapps(folder: Path, *, go_on: bool) -> None:
 
 def _look(state: Any, folder: Path, deaths: dict[int, int], go_on: bool) -> list[int]:
     """Renew the claims of ServerApps that live, queue those that died; the tasks to be failed."""
-    from flwr.common.constant import Status
     from flwr.common.logger import log
     from flwr.supercore.constant import TaskType
     from flwr.supercore.corestate import sql_corestate as flower
     from sqlalchemy import select
 
     model, now = flower.TaskModel, flower.now()
-    running = select(model).where(
-        model.type == TaskType.SERVER_APP,
-        model.token.is_not(None),
-        flower._task_status_filter(Status.RUNNING),
+    claimed = select(model).where(
+        model.type == TaskType.SERVER_APP, model.token.is_not(None), model.finished_at.is_(None)
     )
     failed, counted = [], dict(deaths)
     with state.session() as session:
-        for task in session.scalars(running).all():
+        for task in session.scalars(claimed).all():
             if is_alive(folder, task.token):
+                # Also of one that is slow to start: Flower would start another beside it.
                 if task.active_until < now + _SHORT:
                     task.active_until = now + _LEASE
+                continue
+            if task.running_at is None:
+                # It may not have come so far as to be alive: Flower gives it half a minute.
                 continue
             forget(folder, task.token)
             soon = now - task.running_at < SOON

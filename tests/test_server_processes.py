@@ -72,10 +72,15 @@ def new_state(folder: Path) -> Any:
 
 def running_task(state: Any) -> tuple[int, str]:
     """The number of a run whose ServerApp has begun, and its token."""
+    run = new_run(state)
+    return run, begin(state, run)
+
+
+def new_run(state: Any) -> int:
     run = state.create_run(
         None, None, None, {}, NOOP_FEDERATION_ID, None, "owner", TaskType.SERVER_APP
     )
-    return run, begin(state, run)
+    return int(run)
 
 
 def begin(state: Any, run: int) -> str:
@@ -143,6 +148,35 @@ def test_a_dead_serverapp_is_queued_again_and_a_living_one_is_left_alone(
     assert again != token
     # A SuperLink that is started again finds it dead as well.
     assert status_of(new_state(tmp_path), run) == Status.PENDING
+
+
+def test_a_serverapp_that_is_slow_to_start_is_not_started_twice(
+    state: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a busy machine it takes longer than the half minute that Flower gives it."""
+    run = new_run(state)
+    (task,) = [task for task in state.get_tasks() if task.run_id == run]
+    one = ServerApp(tmp_path / "serverapps", state.claim_task(task.task_id))
+    for late in range(1, 6):
+        moment = sql_corestate.now() + late * timedelta(seconds=25)
+        with monkeypatch.context() as patch:
+            patch.setattr(sql_corestate, "now", lambda then=moment: then)
+            assert status_of(state, run) == Status.STARTING
+    assert state.activate_task(task.task_id)
+    assert status_of(state, run) == Status.RUNNING
+    one.kill()
+
+
+def test_a_claim_whose_serverapp_never_came_is_flower_s_to_give_again(
+    state: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = new_run(state)
+    (task,) = [task for task in state.get_tasks() if task.run_id == run]
+    assert state.claim_task(task.task_id)
+    assert status_of(state, run) == Status.STARTING
+    later = sql_corestate.now() + timedelta(minutes=1)
+    monkeypatch.setattr(sql_corestate, "now", lambda: later)
+    assert status_of(state, run) == Status.PENDING
 
 
 def test_a_serverapp_that_dies_again_and_again_fails_its_run(state: Any) -> None:
