@@ -20,7 +20,7 @@ from launch.progress import RoundPrinter
 from server_app.config import ConfigError, RunConfig, to_mapping
 from server_app.folder_place import create_folder
 from server_app.operator_log import longest_run
-from server_app.privacy import privacy_of_dead_run
+from server_app.privacy import privacy_of_dead_run, sample_privacy_of_dead_run
 from server_app.privacy_checks import claims_privacy
 from server_app.resume import note_resumable
 from server_app.run import RunFailed, prepare
@@ -163,7 +163,8 @@ def _fail(ready: _Ready, reason: str) -> None:
     # On a full disk this cannot be written either.
     with contextlib.suppress(OSError):
         privacy = privacy_of_dead_run(config, folder)
-        written = write_failure(folder, config, reason, privacy, ready.warnings)
+        examples = sample_privacy_of_dead_run(config, folder)
+        written = write_failure(folder, config, reason, privacy, ready.warnings, examples)
         if written and config.report:
             publish(folder)
 

@@ -185,16 +185,30 @@ def privacy_of_dead_run(config: RunConfig, folder: Path) -> dict[str, Any] | Non
     if not claims_privacy(config):
         return None
     plan, no_figure = privacy_plan(config), _ONLY_LOCAL
-    saved = ledger = None
+    ledger = None
     try:
-        saved = read_saved(folder)
         ledger = ledger_of_dead_run(config, plan, folder)
         if ledger is None and has_central_claim(config):
             return None
     except ValueError as error:
         no_figure = f"no figure of ledger {ledger_path(config, folder)}: {error}"
-    begun = rounds_begun(folder, saved) if saved else last_round_on_record(folder) + 1
-    return _entry(config, plan, ledger, no_figure, begun)
+    return _entry(config, plan, ledger, no_figure, _begun(folder))
+
+
+def sample_privacy_of_dead_run(config: RunConfig, folder: Path) -> dict[str, Any] | None:
+    """As `sample_privacy_entry`, of a run that left no summary: for a client that trained as often
+    as the server can have asked."""
+    return sample_privacy_entry(config, _begun(folder))
+
+
+def _begun(folder: Path) -> int:
+    """How often at most a run that is dead has asked its clients to train."""
+    try:
+        saved = read_saved(folder)
+    except ValueError:
+        saved = None
+    # Without states it was never resumed.
+    return rounds_begun(folder, saved) if saved else last_round_on_record(folder) + 1
 
 
 def _entry(

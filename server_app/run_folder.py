@@ -307,11 +307,12 @@ def write_failure(
     reason: str,
     privacy: Mapping[str, Any] | None = None,
     warnings: Sequence[str] = (),
+    sample_privacy: Mapping[str, Any] | None = None,
 ) -> bool:
     """summary.json of a run whose server ended without writing one, from its metrics.
 
-    `privacy` is what its ledger says, `warnings` what was told before it began. False where there
-    was one already, which is left alone.
+    `privacy` is what its ledger says, `sample_privacy` what its rounds do, `warnings` what was told
+    before it began. False where there was one already, which is left alone.
     """
     if (folder / SUMMARY).exists():
         return False
@@ -328,6 +329,7 @@ def write_failure(
             "output_round": None,
             "catastrophic_failure": entries[-1].get("catastrophic_failure") if entries else None,
             "privacy": privacy,
+            **({} if sample_privacy is None else {"sample_privacy": sample_privacy}),
             "clients": None if claims_privacy(config) else _count_clients(entries),
             "failures": None if claims_privacy(config) else failures_in(entries),
             "resumed_after": _resumed_after(folder),

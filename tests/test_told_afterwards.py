@@ -13,7 +13,9 @@ from opacus.accountants import RDPAccountant
 from rich.console import Console
 
 from launch.cli import finish
+from launch.cluster import _fail, _Ready
 from launch.simulate import simulate
+from server_app.run_folder import read_summary
 from strategies import spent
 from strategies.accounting import Release
 
@@ -139,6 +141,22 @@ def test_the_privacy_of_examples_is_told_where_the_run_ends(
     assert set(said.values()) == {told["epsilon"]}
     assert f", epsilon of an example {told['epsilon']:.2f}" in capsys.readouterr().out
     assert f"ε = {told['epsilon']:.4g} at δ = 1e-05: {told['claim']}" in report_of(tmp_path)
+
+
+def test_the_privacy_of_examples_of_a_cluster_whose_server_died(tmp_path: Path) -> None:
+    """By Opacus, for the two rounds on record and one that may have been under way."""
+    options = {"instruments": False, "local_dp_sgd": True, "dp_sgd_sample_rate": 0.2}
+    options |= {"batch_size": 10, "local_steps": 2, "dp_sgd_noise_multiplier": 1.0}
+    config = configuration(tmp_path, **options, num_server_rounds=2)
+    simulate(config, Console(quiet=True))
+    (tmp_path / "summary.json").unlink()
+    _fail(_Ready(config, tmp_path, -1), "the ServerApp's process has died")
+    summary = read_summary(tmp_path)
+    assert summary is not None
+    opacus = RDPAccountant()
+    opacus.history = [(1.0, 0.2, 2 * 3)]
+    assert summary["sample_privacy"]["rounds"] == 3
+    assert summary["sample_privacy"]["epsilon"] == pytest.approx(opacus.get_epsilon(1e-5), rel=1e-2)
 
 
 def test_without_dp_sgd_there_is_no_privacy_of_examples(tmp_path: Path) -> None:

@@ -142,9 +142,13 @@ def is_released(name: str) -> bool:
     )
 
 
+DP_SGD = {"local_dp_sgd": True, "dp_sgd_sample_rate": 0.2, "batch_size": 10}
+
+
 @pytest.mark.usefixtures("no_umask")
-def test_without_a_claim_states_are_withheld_and_the_rest_is_as_the_umask_says(
-    tmp_path: Path,
+@pytest.mark.parametrize("claimed", [{}, {**DP_SGD, "dp_sgd_noise_multiplier": 1.0}])
+def test_without_a_claim_of_clients_states_are_withheld_and_the_rest_is_as_the_umask_says(
+    tmp_path: Path, claimed: dict[str, Any]
 ) -> None:
     def look(report: RoundReport) -> None:
         del report
@@ -152,7 +156,7 @@ def test_without_a_claim_states_are_withheld_and_the_rest_is_as_the_umask_says(
         assert {mode(path) for path in (tmp_path / "run" / "state").iterdir()} == {0o600}
 
     options = {"algorithm": "gfedavg", "noise_multiplier": 0.0, "clip_norm": 0.0}
-    run(tmp_path / "run", look, **options)
+    run(tmp_path / "run", look, **options, **claimed)
     assert mode(tmp_path / "run") == 0o777
     assert mode(tmp_path / "run" / "metrics.jsonl") == 0o666
     assert mode(tmp_path / "run" / "checkpoints" / "final.safetensors") == 0o666
