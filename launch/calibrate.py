@@ -25,6 +25,12 @@ _RELATIONS = {
     "zero-out": "one client's contributions are zero: fixed or full; no amplification by sampling",
     "replace-one": "one client is another: fixed or full; sensitivity 2 x clip-norm",
 }
+# Of a run; docs/privacy.md has the whole.
+_AGAINST = (
+    "z is against everybody but the server; not against the run's own clients for replace-one with",
+    "a share below 1, where k that pool what they know face a cohort of n of m - k, nor with noise",
+    "at the clients, where z sqrt(1 - k/s) is left against k that pool their shares.",
+)
 _NAMES = {"pr": "FAT-Clipping-PR", "pi": "FAT-Clipping-PI"}
 
 
@@ -129,7 +135,7 @@ def dp(
             raise ConfigError(str(error)) from error
         lines.append(f"{name:12}" + "".join(f"{value:14.4f}" for value in found))
     lines += ["", *(f"{kind:12}  {meaning}" for kind, meaning in _RELATIONS.items())]
-    lines += ["", "The noise of a round's sum has the standard deviation z x clip-norm."]
+    lines += ["", "The noise of a round's sum has the standard deviation z x clip-norm.", *_AGAINST]
     console.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
 
 

@@ -320,8 +320,11 @@ def finish(summary: dict[str, Any], as_json: bool = False, label: str = "") -> N
     final = summary["final"]
     accuracy = final.get("accuracy")
     said = f", accuracy {100 * accuracy:.1f} %" if accuracy is not None else ""
-    epsilon = (summary.get("privacy") or {}).get("epsilon")
+    privacy = summary.get("privacy") or {}
+    epsilon = privacy.get("epsilon")
     said += f", epsilon {epsilon:.2f}" if epsilon is not None else ""
+    if epsilon is not None and not privacy.get("covers_clients", True):
+        said += " (not against the run's own clients)"
     of_example = (summary.get("sample_privacy") or {}).get("epsilon")
     said += f", epsilon of an example {of_example:.2f}" if of_example is not None else ""
     console.print(

@@ -230,6 +230,7 @@ def _entry(
         "rounds_planned": plan.rounds,
         "max_epsilon": plan.max_epsilon,
         "noise_location": plan.noise_location,
+        "covers_clients": plan.covers_clients if figure else None,
         "claim": _claimed(figure, plan.sentence()) if figure else no_figure,
     }
     if plan.noise_location == "client":

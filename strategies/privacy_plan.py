@@ -169,25 +169,53 @@ class PrivacyPlan:
             return sorted(known[place] for place in order if place < len(known))
         return known
 
-    def release(self) -> Release:
-        """What a round is charged, whoever answers."""
-        z = self.noise_multiplier
+    def release(self, colluding: int = 0) -> Release:
+        """What a round is charged, whoever answers.
+
+        `colluding`: what it is against k other clients of the run that pool what they know. Where
+        the clients draw the noise, z √(1 − k/s) is left of it, and of a cohort of n of m clients,
+        none of them theirs, they know that it was n of m − k.
+        """
+        z, shares = self.noise_multiplier, self.noise_shares
+        if self.noise_location == "client":
+            z *= math.sqrt(max(0.0, 1 - colluding / shares))
         if self.relation != "replace-one":
             return Release(z, sample_rate=self.sample_rate)
         if isinstance(self.participation, FixedParticipation):
-            return Release(z / 2, drawn=(self.participation.size, self.num_clients))
+            drawn = self.participation.size, self.num_clients - colluding
+            return Release(z / 2, drawn=drawn if drawn[0] <= drawn[1] else None)
         return Release(z / 2)
 
-    def figure(self, rounds: int | None = None) -> Figure:
-        """ε of `rounds` (by default all T) planned rounds."""
+    def figure(self, rounds: int | None = None, colluding: int = 0) -> Figure:
+        """ε of `rounds` (by default all T) planned rounds; `colluding` as for `release`."""
         count = self.rounds if rounds is None else rounds
-        return spent([(self.release(), count)], self.delta, self.accountant)
+        return spent([(self.release(colluding), count)], self.delta, self.accountant)
+
+    @property
+    def covers_clients(self) -> bool:
+        """Whether the other clients of the run, all of them together, may be the adversary."""
+        return not self._known_to_clients()
+
+    def _known_to_clients(self) -> list[str]:
+        """What the run's clients know that the figure counts on nobody's knowing."""
+        n, m, known = self.cohort_size, self.num_clients, []
+        if self.relation == "replace-one" and n < m:
+            # Poisson draws are independent, but of a fixed cohort whoever knows all but one of the
+            # clients knows of that one, too.
+            known.append(f"when they were asked (k that pool it: a cohort of {n:g} of {m} - k)")
+        if self.noise_location == "client":
+            left = f"{self.noise_multiplier:.4g} sqrt(1 - k/{self.noise_shares})"
+            known.append(f"their shares of the noise (k that pool theirs: the multiplier {left})")
+        return known
 
     def sentence(self) -> str:
         """Who is protected from whom, in words."""
+        known = " and ".join(self._known_to_clients())
+        clients = f" and the run's own clients, who know {known}" if known else ""
+        others = "" if known else ", all other clients together included"
         return (
             "client-level differential privacy of the released models, against everybody but the "
-            f"server; {_SENTENCES[self.relation]}"
+            f"server{clients}{others}; {_SENTENCES[self.relation]}"
         )
 
     def bound(self, local_lr: float) -> float:

@@ -1,6 +1,7 @@
 """One object for sampler, mechanism and accountant; draws from the system's entropy."""
 
 import math
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -106,6 +107,69 @@ def test_every_figure_names_its_neighbours_and_its_adversary(
 ) -> None:
     assert named in plan(**options).sentence()
     assert "against everybody but the server" in plan(**options).sentence()
+
+
+@pytest.mark.parametrize(
+    ("options", "covered", "said"),
+    [
+        ({"participation": PoissonParticipation(0.1)}, True, []),
+        ({"participation": FixedParticipation(10)}, True, []),
+        ({"neighbours": "replace-one"}, True, []),
+        ({"participation": FixedParticipation(1000), "neighbours": "replace-one"}, True, []),
+        (
+            {"participation": FixedParticipation(10), "neighbours": "replace-one"},
+            False,
+            ["when they were asked (k that pool it: a cohort of 10 of 1000 - k)"],
+        ),
+        (
+            {"participation": PoissonParticipation(0.1), "noise_location": "client"},
+            False,
+            ["their shares of the noise (k that pool theirs: the multiplier 2 sqrt(1 - k/1000))"],
+        ),
+        (
+            {
+                "participation": FixedParticipation(10),
+                "neighbours": "replace-one",
+                "noise_location": "client",
+            },
+            False,
+            ["a cohort of 10 of 1000 - k", "the multiplier 2 sqrt(1 - k/10)"],
+        ),
+    ],
+)
+def test_the_claim_says_whether_the_clients_may_be_the_adversary(
+    options: dict[str, Any], covered: bool, said: list[str]
+) -> None:
+    own = plan(**options)
+    assert own.covers_clients == covered
+    assert ("all other clients together included" in own.sentence()) == covered
+    assert ("and the run's own clients, who know " in own.sentence()) != covered
+    for part in said:
+        assert part in own.sentence()
+
+
+def test_what_is_left_against_clients_that_pool_what_they_know() -> None:
+    """By counting: who is in the cohorts that hold none of k, and whose noise they do not know."""
+    n, m, z = 2, 6, 2.0
+    fixed = plan(participation=FixedParticipation(n), neighbours="replace-one", num_clients=m)
+    for k in range(m - 1):
+        possible = [c for c in combinations(range(m), n) if not {*range(1, k + 1)} & {*c}]
+        release = fixed.release(colluding=k)
+        if not possible:
+            assert release == Release(z / 2)
+            continue
+        rate = sum(0 in c for c in possible) / len(possible)
+        assert release.drawn is not None
+        assert release.drawn[0] / release.drawn[1] == pytest.approx(rate)
+        assert release.noise_multiplier == z / 2
+    shared = plan(participation=PoissonParticipation(0.5), num_clients=m, noise_location="client")
+    for k in range(m):
+        unknown = sum(client_deviation(z, 1.0, m) ** 2 for _ in range(m - k))
+        assert shared.release(colluding=k).noise_multiplier == pytest.approx(math.sqrt(unknown))
+    assert shared.release().noise_multiplier == z
+    assert plan().release(colluding=900) == plan().release()
+    one, none = fixed.figure(colluding=1).epsilon, fixed.figure().epsilon
+    assert one > none
 
 
 def test_calibration_of_a_plan() -> None:

@@ -101,6 +101,24 @@ def test_the_summary_alone_gives_the_figure_of_a_cohort(tmp_path: Path) -> None:
     assert "2 of 4 clients, drawn without replacement" in report_of(tmp_path)
 
 
+@pytest.mark.parametrize(("options", "covered"), [({}, True), (COHORT, False)])
+def test_where_the_run_ends_it_says_whether_its_clients_may_be_the_adversary(
+    options: dict[str, Any], covered: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Clients of a cohort of fixed size know what the others are together."""
+    summary = private_run(tmp_path, noise_multiplier=20.0, report=True, **options)
+    finish(summary)
+    told = summary["privacy"]
+    assert told["covers_clients"] == covered
+    assert ("all other clients together included" in told["claim"]) == covered
+    assert ("the run's own clients" in told["claim"]) != covered
+    # However wide the terminal is.
+    last = " ".join(capsys.readouterr().out.split())
+    assert ("(not against the run's own clients)" in last) != covered
+    assert f"epsilon {told['epsilon']:.2f}" in last
+    assert told["claim"] in report_of(tmp_path)
+
+
 def test_every_round_at_the_terminal_says_what_was_spent(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
