@@ -29,7 +29,12 @@ from server_app.privacy import (
     sample_privacy_entry,
     spent_so_far,
 )
-from server_app.privacy_checks import claims_privacy, claims_sample_privacy, is_noised
+from server_app.privacy_checks import (
+    check_evaluation,
+    claims_privacy,
+    claims_sample_privacy,
+    is_noised,
+)
 from server_app.resume import how_it_goes_on, note_resumable, read_resumed
 from server_app.run_counts import last_report
 from server_app.run_folder import RunFolder
@@ -92,6 +97,7 @@ class PreparedRun:
             new_ledger(self.config, self.folder),
             shortened(self.config, self.saved, self.standing),
             self.standing and self.standing.replaced_accountant,
+            check_evaluation(self.config, self.problem.task),
             *useless_noise(self.config, self.plan, self.problem.model.dimension),
         ]
         return [line for line in told if line]
@@ -114,6 +120,7 @@ def prepare(config: RunConfig) -> PreparedRun:
     saved = read_resumed(config) if config.resume else None
     try:
         problem = load_problem(config)
+        check_evaluation(config, problem.task)
         if not problem.task.on_nodes:
             # Whether the data can be dealt as configured, and their labels be flipped.
             shards = problem.shards()

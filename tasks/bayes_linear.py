@@ -11,7 +11,7 @@ from tasks.datasets import Examples
 from tasks.flat_model import FlatModel
 from tasks.least_squares import LinearForm, half_squared_error
 from tasks.shards import ExampleShard
-from tasks.task import ProblemConfig, leave_alone, torch_dtype
+from tasks.task import EvaluationData, ProblemConfig, leave_alone, torch_dtype
 
 USUAL_EXAMPLES = 20
 _STREAM = 0xBA7E
@@ -41,6 +41,7 @@ class BayesLinear:
     num_classes = 0
     on_nodes = False
     server_evaluates = True
+    evaluation_data: EvaluationData = "clients"
 
     def example_loss(self, outputs: Tensor, y: Tensor) -> Tensor:
         """½(⟨x, θ⟩ − y)² [n]."""

@@ -14,7 +14,7 @@ from tasks.flat_model import FlatModel
 from tasks.models import build_model
 from tasks.partitions import partition
 from tasks.shards import ExampleShard
-from tasks.task import ProblemConfig
+from tasks.task import EvaluationData, ProblemConfig
 
 OWN_DATA = "own-data"
 NATURAL = "natural"
@@ -54,6 +54,7 @@ class LabelledTask:
     natural: Sequence[np.ndarray] = ()
     builder: ModuleBuilder = build_model
     evaluation_batch: int = 4096
+    evaluation_data: EvaluationData = "public"
 
     @property
     def on_nodes(self) -> bool:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from tasks.datasets import Examples
 from tasks.flat_model import FlatModel
 from tasks.shards import ExampleShard
-from tasks.task import ProblemConfig, leave_alone, torch_dtype
+from tasks.task import EvaluationData, ProblemConfig, leave_alone, torch_dtype
 
 PROBLEMS = ("table-4", "claim-2.1")
 
@@ -51,6 +51,7 @@ class LeastSquares:
     num_classes = 0
     on_nodes = False
     server_evaluates = True
+    evaluation_data: EvaluationData = "clients"
 
     def example_loss(self, outputs: Tensor, y: Tensor) -> Tensor:
         """½(⟨a, x⟩ − b)² [n]."""

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from tasks.flat_model import FlatModel
 from tasks.noise_laws import NoiseLaw
 from tasks.shards import ENDLESS
-from tasks.task import ProblemConfig, leave_alone, torch_dtype
+from tasks.task import EvaluationData, ProblemConfig, leave_alone, torch_dtype
 
 
 class NoisyQuadratic(nn.Module):
@@ -92,6 +92,7 @@ class QuadraticNoise:
     num_classes = 0
     on_nodes = False
     server_evaluates = True
+    evaluation_data: EvaluationData = "public"
 
     def example_loss(self, outputs: Tensor, y: Tensor) -> Tensor:
         """The module's outputs are the losses [n]."""

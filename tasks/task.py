@@ -1,13 +1,17 @@
 """What is learned, apart from the algorithm: what every task can be asked for, one file a task."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from tasks.flat_model import FlatModel
 from tasks.shards import Shard
+
+# What `Task.evaluate` reads beside the model: nothing, or examples of nobody's; held-out examples
+# of the people whose other examples the clients hold; what the clients themselves train on.
+EvaluationData = Literal["public", "same-people", "clients"]
 
 
 class ProblemConfig(Protocol):
@@ -76,7 +80,7 @@ class Task(Protocol):
 
     ``num_classes`` is 0 where examples have no class labels. ``on_nodes``: every node brings its
     own examples, so that there are none to deal. ``server_evaluates``: the server can say how good
-    a model is.
+    a model is. ``evaluation_data``: by what; under a privacy claim only what is public may be said.
     """
 
     @property
@@ -87,6 +91,8 @@ class Task(Protocol):
     def on_nodes(self) -> bool: ...
     @property
     def server_evaluates(self) -> bool: ...
+    @property
+    def evaluation_data(self) -> EvaluationData: ...
 
     def example_loss(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Losses [n] of the module's outputs [n, ...] against y [n, ...], example by example."""
