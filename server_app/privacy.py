@@ -35,13 +35,13 @@ from tasks.problem import Problem
 
 _FROM_DATA = "clip-norm was chosen from the clients' data without privacy, which no figure covers"
 _LOCAL = (
-    "what a client's messages tell the server; its data may change at will (sensitivity 2C), and "
-    "it may be drawn in every round"
+    "what a client's messages of this run alone tell the server; its data may change at will "
+    "(sensitivity 2C), and it may be drawn in every round"
 )
 _SAMPLE = (
-    "differential privacy of every single example of a client, against everybody, the server too, "
-    "for a client that trains by DP-SGD as configured in every round; neighbours differ by one "
-    "example added or removed"
+    "differential privacy of every single example of a client, in this run alone, against "
+    "everybody, the server too, for a client that trains by DP-SGD as configured in every round; "
+    "neighbours differ by one example added or removed"
 )
 _ONLY_LOCAL = "no central figure: the sensitivity of a robust rule is unknown; see local"
 

@@ -310,6 +310,12 @@ def test_noise_at_the_clients_says_what_the_server_learns(tmp_path: Path) -> Non
     # Four clients at most in a round of four: z/(2√4) in each of three rounds.
     assert local == pytest.approx(spent([(Release(0.5), 3)], 1e-5).epsilon)
     assert local > privacy["epsilon"]
+    # On the same ledger the central figure grows, and what the server was sent before is not told.
+    ledger = str(tmp_path / "ledger.json")
+    more = private_run(tmp_path / "more", noise_location="client", ledger=ledger)["privacy"]
+    assert more["rounds_charged"] == 2 * privacy["rounds_charged"]
+    assert more["local"]["epsilon"] == pytest.approx(local)
+    assert "messages of this run alone" in more["local"]["claim"]
 
 
 def test_a_robust_rule_claims_the_local_figure_alone(tmp_path: Path) -> None:
