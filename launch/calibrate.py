@@ -27,7 +27,7 @@ _RELATIONS = {
 }
 # Of a run; docs/privacy.md has the whole.
 _AGAINST = (
-    "z is against everybody but the server; not against the run's own clients for replace-one with",
+    "This holds against everybody but the server; not the run's own clients for replace-one with",
     "a share below 1, where k that pool what they know face a cohort of n of m - k, nor with noise",
     "at the clients, where z sqrt(1 - k/s) is left against k that pool their shares.",
 )

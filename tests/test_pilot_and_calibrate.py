@@ -260,6 +260,7 @@ def test_calibrate_dp_says_what_each_neighbour_relation_costs(blackthorn: Comman
     assert zero_out == pytest.approx(8.919 / math.sqrt(2), rel=1e-3)
     for kind in heads[1:]:
         assert re.search(rf"^{kind} +one client", blackthorn.out, re.MULTILINE)
+    assert "not the run's own clients for replace-one" in blackthorn.out
 
 
 def analytic_gaussian(mu: float, delta: float) -> float:
