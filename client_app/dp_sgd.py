@@ -18,7 +18,7 @@ from server_app.privacy_checks import claims_sample_privacy
 from strategies.accounting import Charge, Figure, Release, spent
 from strategies.bounding import clip
 from strategies.entropy import Randomness, SeededRandomness, SystemRandomness
-from strategies.noise import gaussian_noise
+from strategies.noise import gaussian_noise, on_grid
 from strategies.update_clipping import check_float32
 from tasks.datasets import Examples
 from tasks.flat_model import FlatModel
@@ -93,6 +93,7 @@ def train_dp_sgd(
         summed, loss = _clipped_sum(model, w.to(start.dtype), examples.select(drawn), spec)
         deviation = spec.noise_multiplier * spec.clip_norm
         summed += gaussian_noise((len(w),), deviation, randomness, torch.float64)
+        summed = on_grid(summed, deviation)
         w = w - spec.learning_rate * (summed / spec.batch_size + spec.weight_decay * w)
         total_loss += loss
     return w.to(start.dtype), total_loss / spec.steps

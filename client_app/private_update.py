@@ -11,7 +11,7 @@ from client_app.messages import RoundRequest
 from server_app.config import RunConfig, noise_shares
 from strategies.entropy import Randomness, SeededRandomness, SystemRandomness
 from strategies.local_rule import BOUND, NOISE_MULTIPLIER, NOISE_SHARES, LocalRule
-from strategies.noise import client_deviation, gaussian_noise
+from strategies.noise import client_deviation, gaussian_noise, on_grid
 from strategies.update_clipping import check_float32
 
 _NOISE_STREAM = 0x6E01
@@ -32,7 +32,8 @@ def noised_models(
 
     Update and noise are added in float64 and rounded to the model's dtype with it, once: what is
     rounded before the noise could be moved by more than C by a server whose model is large. An
-    update that is not finite counts as 0, since NaN would pass through any noise.
+    update that is not finite counts as 0, since NaN would pass through any noise. Their sum is
+    `on_grid`.
 
     Raises PublicRefusal, so that nothing is sent, where the server names other shares or less noise
     than the run's configuration, or a rate or bound at which the noise is lost in rounding: with
@@ -48,7 +49,7 @@ def noised_models(
         randomness = _randomness(config, request.server_round, client)
         noise = gaussian_noise(tuple(row.shape), deviation, randomness, torch.float64)
         finite = bool(torch.isfinite(update).all())
-        row.copy_(origin - (update + noise if finite else noise))
+        row.copy_(origin - on_grid(update + noise if finite else noise, deviation))
     return noised
 
 

@@ -43,7 +43,8 @@ OPTIONS: dict[str, Row] = {
         "uniform",
     ),
     "identity": Row(
-        "safe", "one id is one client; whoever holds several has the privacy of a group"
+        "safe",
+        "one id is one client, with a place of its own; of nodes only those there at the start",
     ),
     "num_clients": Row(
         "refused",

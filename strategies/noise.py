@@ -13,6 +13,8 @@ from .entropy import Randomness
 # multiples of h has mean m and variance σ² + h²/12 but for terms in exp(−2 π² σ²/h²), here 1e-137.
 _ROUNDINGS = 4
 _ROUNDED = math.sqrt(1 + 1 / (12 * _ROUNDINGS**2))
+# A release keeps so many bits of its noise's deviation.
+_GRID_BITS = 20
 
 
 def gaussian_noise(
@@ -21,6 +23,18 @@ def gaussian_noise(
     """Independent N(0, deviation²) numbers of the given shape, drawn in float64."""
     drawn = randomness.normal(math.prod(shape)).reshape(shape)
     return torch.from_numpy(drawn * deviation).to(dtype)
+
+
+def on_grid(noised: torch.Tensor, deviation: float) -> torch.Tensor:
+    """Float64 numbers in which there is noise of `deviation`, rounded to multiples of a power of
+    two, h ≤ 2^-20 deviations, which adds nothing to the error.
+
+    The noise itself is a float64 number, of which there are gaps between, and what is added to it
+    shows in the low bits of the sum (Mironov, "On significance of the least significant bits for
+    differential privacy", CCS 2012). A step of the grid holds about 2^30 of the noise's numbers.
+    """
+    step = 2.0 ** (math.floor(math.log2(deviation)) - _GRID_BITS)
+    return torch.round(noised / step) * step
 
 
 def client_deviation(noise_multiplier: float, bound: float, shares: int) -> float:

@@ -18,7 +18,7 @@ from .entropy import Randomness, SeededRandomness, SystemRandomness
 from .frame import FederatedStrategy, FrameOptions, rule_generator
 from .ledger import Ledger, mark_of
 from .local_rule import BOUND, CLIP_UPDATE, NOISE_MULTIPLIER, NOISE_SHARES, LocalRule
-from .noise import client_deviation, gaussian_noise, longest_noised, missing_share
+from .noise import client_deviation, gaussian_noise, longest_noised, missing_share, on_grid
 from .privacy_plan import PrivacyPlan
 from .reports import RoundReport
 from .screening import WHO_ATTESTS
@@ -65,7 +65,9 @@ class PrivateAveraging(FederatedStrategy):
         privacy.bound(self._rate.initial)
         self.privacy = privacy
         self._is_sum = self._aggregate is weighted_mean
-        self._population: set[int] = set()
+        # Who was there when the run began, where ids are nodes'; None: ids have a place each.
+        self._population: set[int] | None = None
+        self._ids_are_nodes = frame.get("identity", "node") == "node"
         if ledger is not None and not self.has_central_claim:
             raise ValueError(
                 f"ledger = {ledger} is not allowed without a central claim: nothing would be "
@@ -138,30 +140,33 @@ class PrivateAveraging(FederatedStrategy):
         return self.constrain(updates, self.clip_bound(local_lr))
 
     def on_enrolment(self, clients: Sequence[Client]) -> None:
-        """Raises ValueError for more clients than the plan's m, from which r is taken."""
+        """From now on the population, where ids are nodes'. Raises ValueError for more clients than
+        the plan's m, from which r is taken."""
         if len(clients) > self.privacy.num_clients:
             raise ValueError(
                 f"{len(clients)} clients are not allowed: the privacy plan is for "
                 f"{self.privacy.num_clients}"
             )
+        if self._ids_are_nodes:
+            self._population = {client.client_id for client in clients}
 
     def draw_cohort(self, clients: Sequence[int], server_round: int) -> list[int]:
         """By the plan, from the operating system's entropy.
 
-        Of more clients than the plan's m those that came last are not asked: a node that is
-        restarted has a new id beside its old one for a while. Raises ValueError for a round after
-        the plan's last, which no figure would count.
+        A node that comes when the run has begun is not asked, nor one that was restarted under
+        another id: were there a place for it only where another client is not, that client's being
+        there would move the sum by both. Raises ValueError for a round after the plan's last, which
+        no figure would count.
         """
         if server_round > self.privacy.rounds:
             raise ValueError(
                 f"round {server_round} is not allowed: the privacy plan is for "
                 f"{self.privacy.rounds}"
             )
-        there = [client for client in clients if client in self._population]
-        late = [client for client in clients if client not in self._population]
-        self._population = {*there, *late[: self.privacy.num_clients - len(there)]}
+        population = clients if self._population is None else self._population
+        known = [client for client in clients if client in population]
         randomness = self._randomness(server_round, _SAMPLING_STREAM)
-        return self.privacy.draw(sorted(self._population), randomness)
+        return self.privacy.draw(known[: self.privacy.num_clients], randomness)
 
     @property
     def needs_attestation(self) -> bool:
@@ -208,7 +213,9 @@ class PrivateAveraging(FederatedStrategy):
         if not bool(torch.isfinite(total).all()):
             rows = torch.isfinite(bounded).all(dim=1, keepdim=True)
             total = torch.einsum("k,kd->d", shares, bounded.double().where(rows, 0.0))
-        vector = total + self._noise(self._owed(report), report) / self.privacy.cohort_size
+        size = self.privacy.cohort_size
+        vector = total + self._noise(self._owed(report), report) / size
+        vector = on_grid(vector, self._deviation(report) / size)
         kept = torch.ones(len(updates), dtype=torch.bool)
         return Aggregate(vector.to(bounded.dtype), shares, kept, 0)
 
@@ -307,9 +314,13 @@ class PrivateAveraging(FederatedStrategy):
         dimension = len(report.model)
         if share == 0:
             return torch.zeros(dimension, dtype=torch.float64)
-        deviation = self.privacy.noise_multiplier * self.clip_bound(report.local_lr) * share**0.5
+        deviation = self._deviation(report) * share**0.5
         randomness = self._randomness(report.server_round, _NOISE_STREAM)
         return gaussian_noise((dimension,), deviation, randomness, torch.float64)
+
+    def _deviation(self, report: RoundReport) -> float:
+        """z C: of the noise on a round's sum."""
+        return self.privacy.noise_multiplier * self.clip_bound(report.local_lr)
 
     def _combine_robustly(
         self, bounded: torch.Tensor, weights: torch.Tensor, report: RoundReport
