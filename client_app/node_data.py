@@ -19,6 +19,8 @@ from .disclosure import may_say
 from .training import client_generator
 
 HELD_OUT_FRACTION = 0.2
+# The node config's key of the client's policy; see permitting.py.
+POLICY = "policy"
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,9 @@ def load_node_client(
 ) -> NodeClient:
     """The node's client. Raises ValueError with one line that says what the node lacks."""
     client_id = node_client_id(node_config)
-    data_dir = str(node_config.get("data-dir", config.data_dir))
+    # Under a policy a server names no folder of this machine's.
+    named = "" if POLICY in node_config else config.data_dir
+    data_dir = str(node_config.get("data-dir", named))
     path = str(node_config.get("data-path", ""))
     poison = str(node_config.get("poison", ""))
     return _load(config.model_copy(update={"data_dir": data_dir}), client_id, path, poison)

@@ -14,11 +14,11 @@ from .client_ledger import ClientLedger, LedgerUnusable, Sent
 from .configured_rule import check_rule
 from .disclosure import PublicRefusal
 from .messages import enrolment_refusal, read_round
-from .node_data import node_client_id
+from .node_data import POLICY, node_client_id
 from .policy import Policy, PolicyRefusal, read_policy, round_cost
 
 # The node config's keys.
-POLICY, LEDGER, LEDGER_ID = "policy", "ledger", "ledger-id"
+LEDGER, LEDGER_ID = "ledger", "ledger-id"
 
 logger = logging.getLogger("blackthorn")
 
@@ -44,7 +44,9 @@ class Safeguards:
             if policy:
                 raise ConfigError(f"policy {policy} needs a ledger: name one in the node's config")
             return None
-        return cls(read_policy(Path(policy)) if policy else None, ClientLedger(Path(ledger), known))
+        data = str(node_config.get("data-path", ""))
+        read = read_policy(Path(policy), data) if policy else None
+        return cls(read, ClientLedger(Path(ledger), known))
 
     def check_run(self, config: RunConfig) -> None:
         """Raises PolicyRefusal where no round of a run is allowed (any more)."""

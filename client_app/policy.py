@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from server_app.config import (
     AlgorithmName,
@@ -23,6 +23,8 @@ from server_app.config import (
     one_line,
 )
 from strategies.accounting import LEAST_DELTA, Charge, Release, spent
+from tasks.labelled import example_form, parse_input_shape
+from tasks.own_data import load_own_data
 
 from .disclosure import PublicRefusal, level
 from .dp_sgd import dp_sgd_of
@@ -69,11 +71,17 @@ def round_cost(config: RunConfig, request: RoundRequest) -> RoundCost:
     return RoundCost(z, shares, local, sample)
 
 
+def _shape(text: str) -> str:
+    parse_input_shape(text)
+    return text
+
+
 class Policy(BaseModel):
     """The rules of a policy file; a rule that is not there allows everything.
 
     All rounds of all runs add up. `delta` is that of both epsilons. With `repeated_rounds` a round
-    is answered, and charged, as often as a server that was restarted asks for it.
+    is answered, and charged, as often as a server that was restarted asks for it. `input_shape` and
+    `num_classes` are those of the client's examples, and of every run that it takes part in.
     """
 
     model_config = ConfigDict(
@@ -89,12 +97,23 @@ class Policy(BaseModel):
     max_sample_epsilon: Bound | None = None
     repeated_rounds: bool = False
     delta: Annotated[float, Field(ge=LEAST_DELTA, lt=1)] = 1e-5
+    input_shape: Annotated[str, AfterValidator(_shape)] | None = None
+    num_classes: Annotated[int, Field(ge=2)] | None = None
 
     @model_validator(mode="after")
     def _check_rules(self) -> Self:
-        if not self.model_fields_set - {"delta", "repeated_rounds"}:
+        if not self.model_fields_set - {"delta", "repeated_rounds", "input_shape", "num_classes"}:
             raise ValueError("it has no rule and would allow everything")
+        if (self.input_shape is None) != (self.num_classes is None):
+            raise ValueError("input-shape and num-classes go together: set both, or neither")
         return self
+
+    @property
+    def examples(self) -> tuple[tuple[int, ...], int] | None:
+        """The shape of the client's examples and the number of their classes, where it says so."""
+        if self.input_shape is None or self.num_classes is None:
+            return None
+        return parse_input_shape(self.input_shape), self.num_classes
 
     def check_run(self, config: RunConfig) -> None:
         """Raises PolicyRefusal for a run in which no round could be allowed."""
@@ -105,7 +124,25 @@ class Policy(BaseModel):
             )
         if may_be_own_code(config.model):
             raise PolicyRefusal(f"model = {config.model}: the client runs no code of the server's")
+        self._check_examples(config)
         self._check_claim(config)
+
+    def _check_examples(self, config: RunConfig) -> None:
+        """The run is for examples of the policy's kind, whatever the client has: that some label
+        does not fit a smaller num-classes would tell of it."""
+        if self.examples is None:
+            return
+        try:
+            asked = example_form(config)
+        except ValueError as error:
+            raise PolicyRefusal(str(error)) from None
+        if asked != self.examples:
+            raise PolicyRefusal(
+                f"the examples of task {config.task} have not the client's input-shape and "
+                "num-classes",
+                f"task = {config.task} with {_kind_of(asked)} is not allowed: "
+                f"{_kind_of(self.examples)}",
+            )
 
     def _check_claim(self, config: RunConfig) -> None:
         """What a client says beside its model must be no more than a bound on epsilon covers."""
@@ -185,8 +222,42 @@ def _drawn(z: float, config: RunConfig) -> str:
     return f"{z:g}, of noise that a seed gives away," if config.insecure_seeded_noise else f"{z:g}"
 
 
-def read_policy(path: Path) -> Policy:
-    """The policy in the file `path`. Raises ConfigError, one line."""
+def _kind_of(examples: tuple[tuple[int, ...], int] | None) -> str:
+    if examples is None:
+        return "no labelled examples"
+    shape, num_classes = examples
+    return f"input-shape = {','.join(map(str, shape))} and num-classes = {num_classes}"
+
+
+def read_policy(path: Path, data: str = "") -> Policy:
+    """The policy in the file `path`, for a client whose own examples are at `data`, if it has any.
+
+    Raises ConfigError, one line, also where it does not say what those examples are: what a run
+    asks for is not held against them.
+    """
+    policy = _read_policy(path)
+    if data and policy.examples is None:
+        raise ConfigError(
+            f"policy {path} must say what the examples of {data} are: set input-shape, such as "
+            '"64" or "1,28,28", and num-classes'
+        )
+    return policy
+
+
+def check_own_data(policy: Policy, data: str) -> None:
+    """Look at all the client's own examples before any server does.
+
+    Raises ConfigError, which names the row or image that is not what the policy says.
+    """
+    if policy.examples is None:
+        return
+    try:
+        load_own_data(data, *policy.examples)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
+def _read_policy(path: Path) -> Policy:
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
         keys = [kebab(name) for name in Policy.model_fields]

@@ -71,7 +71,7 @@ def cluster_nodes(
         if client < honest and policy is not None:
             path = policy.resolve()
             ledger = path.with_suffix(f".client-{client}.ledger.json")
-            kept = {"policy": str(path), "ledger": str(ledger)}
+            kept = {"policy": str(path), "ledger": str(ledger), "data-dir": config.data_dir}
             nodes.append(Node(config={**own, **kept}, program=OWN_CLIENTAPP))
         elif client < honest:
             nodes.append(Node(config=own))

@@ -117,7 +117,8 @@ def client(
         warm=not standard_client,
     )
     if settings.ledger is not None:
-        settings = replace(settings, ledger_id=_check_safeguards(settings.policy, settings.ledger))
+        known = _check_safeguards(settings.policy, settings.ledger, settings.data)
+        settings = replace(settings, ledger_id=known)
     make_folder(settings.logs, "--logs")
     from launch.client_service import take_part
 
@@ -154,12 +155,15 @@ def _check_examples(data: Path) -> None:
         raise ConfigError(f"--data: {error}") from error
 
 
-def _check_safeguards(policy: Path | None, ledger: Path) -> str:
-    """Policy and ledger are good, and the ledger can be written: its id. Raises ConfigError."""
+def _check_safeguards(policy: Path | None, ledger: Path, data: Path | None) -> str:
+    """Policy and ledger are good, all examples are what the policy says, and the ledger can be
+    written: its id. Raises ConfigError."""
     from client_app.client_ledger import ClientLedger, LedgerUnusable
-    from client_app.policy import read_policy
+    from client_app.policy import check_own_data, read_policy
 
-    if policy is not None:
+    if policy is not None and data is not None:
+        check_own_data(read_policy(policy, str(data)), str(data))
+    elif policy is not None:
         read_policy(policy)
     try:
         kept = ClientLedger(ledger)

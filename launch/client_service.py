@@ -49,6 +49,11 @@ def take_part(settings: "ClientSettings") -> None:
         say(f"client {settings.client_id} of {settings.server}; logs are in {settings.logs}")
         if settings.policy is not None:
             say(f"policy {settings.policy} is in force; {settings.ledger} counts what is sent")
+            if settings.data is None:
+                say(
+                    "it keeps no secret of a share that a task deals out, which the server has as "
+                    "well: --data names examples that are this client's alone"
+                )
         # Whether the server takes us is known before the apps' modules are imported.
         running.supervisor.add(_supernode(settings, running, apps, secret, env))
         if warm:

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from blackthorn.__main__ import app_root
 from client_app.node_data import load_node_client
-from client_app.policy import read_policy
+from client_app.policy import check_own_data, read_policy
 from launch.app_bundle import PACKAGES
 from launch.byzantine_nodes import check_rogue, cluster_nodes, collusion
 from launch.flower_cluster import DeploymentError, FlowerCluster, RunStatus
@@ -49,7 +49,7 @@ def cluster(
     config = _deployed(config, data)
     _check_data(config, data)
     if policy is not None:
-        read_policy(policy)
+        _check_policy(policy, data)
     check_rogue(config, rogue)
     ready = _ready(config, console)
     console.print(f"starting a SuperLink and {config.num_clients} SuperNodes...", highlight=False)
@@ -215,6 +215,13 @@ def _check_data(config: RunConfig, data: Sequence[Path]) -> None:
             load_node_client(config, {"client-id": client, "data-path": str(path.resolve())})
         except ValueError as error:
             raise ConfigError(f"--data: {error}") from None
+
+
+def _check_policy(path: Path, data: Sequence[Path]) -> None:
+    """The policy is good, and the clients' own examples are what it says."""
+    for own in map(str, data):
+        check_own_data(read_policy(path, own), own)
+    read_policy(path)
 
 
 class _MetricsTail:

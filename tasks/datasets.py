@@ -16,6 +16,14 @@ from torch import Tensor
 DATA_DIR_VARIABLE = "BLACKTHORN_DATA_DIR"
 TORCHVISION_NAMES = {"mnist": "MNIST", "fashion-mnist": "FashionMNIST", "cifar10": "CIFAR10"}
 DATASET_NAMES = ("digits", *TORCHVISION_NAMES)
+# What an example is, and its label, is known before a data set is loaded.
+INPUT_SHAPES = {
+    "digits": (1, 8, 8),
+    "mnist": (1, 28, 28),
+    "fashion-mnist": (1, 28, 28),
+    "cifar10": (3, 32, 32),
+}
+NUM_CLASSES = 10
 
 
 class DataUnavailable(ValueError):
@@ -86,7 +94,8 @@ def _load_digits() -> Dataset:
     y = torch.as_tensor(bunch.target, dtype=torch.int64)
     examples, is_test = Examples(x, y), _every_fifth_of_each_class(np.asarray(bunch.target))
     train, test = np.flatnonzero(~is_test), np.flatnonzero(is_test)
-    return Dataset("digits", examples.select(train), examples.select(test), (1, 8, 8), 10)
+    parts = examples.select(train), examples.select(test)
+    return Dataset("digits", *parts, INPUT_SHAPES["digits"], NUM_CLASSES)
 
 
 def _every_fifth_of_each_class(labels: np.ndarray) -> np.ndarray:
@@ -114,7 +123,7 @@ def _load_torchvision(name: str, folder: str) -> Dataset:
     except Exception as error:
         first_line = (str(error) or type(error).__name__).splitlines()[0]
         raise _unavailable(name, folder, first_line) from error
-    return Dataset(name, train, test, tuple(train.x.shape[1:]), 10)
+    return Dataset(name, train, test, INPUT_SHAPES[name], NUM_CLASSES)
 
 
 def _examples_of(raw: Any) -> Examples:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tasks.datasets import DATASET_NAMES, Examples, load_dataset
+from tasks.datasets import DATASET_NAMES, INPUT_SHAPES, NUM_CLASSES, Examples, load_dataset
 from tasks.evaluation import evaluate
 from tasks.flat_model import FlatModel
 from tasks.models import build_model
@@ -153,6 +153,17 @@ def load_task(
     return LabelledTask(
         name, dataset.train, dataset.test, dataset.input_shape, dataset.num_classes, usual_model
     )
+
+
+def example_form(config: ProblemConfig) -> tuple[tuple[int, ...], int] | None:
+    """The shape of an example and the number of classes that the run's task has, without a look at
+    any; None where it is no task of this file. Raises ValueError as parse_input_shape.
+    """
+    if config.task in DATASET_NAMES:
+        return INPUT_SHAPES[config.task], NUM_CLASSES
+    if config.task == OWN_DATA:
+        return parse_input_shape(config.input_shape), config.num_classes
+    return None
 
 
 def parse_input_shape(text: str) -> tuple[int, ...]:

@@ -22,8 +22,7 @@ def check_own_examples(location: Path) -> None:
     if x.ndim < 2:
         raise ValueError(f"{where}: x has shape {x.shape}, allowed is (n, ...): n examples")
     check_pairs(where, x, y)
-    if y.min() < 0:
-        raise ValueError(f"{where}: y holds {y.min()}, allowed are integers from 0")
+    check_labels(where, y)
     float_inputs(where, x)
 
 
@@ -54,6 +53,18 @@ def check_pairs(where: str, x: np.ndarray, y: np.ndarray) -> None:
         raise ValueError(f"{where}: y has dtype {y.dtype}, allowed are integers")
 
 
+def check_labels(where: str, y: np.ndarray, num_classes: int | None = None) -> None:
+    """Raises ValueError, begun with `where`, that names the first row of y whose label is below 0
+    or, of `num_classes` classes, none of them."""
+    wrong, allowed = y < 0, "integers from 0"
+    if num_classes is not None:
+        wrong = wrong | (y >= num_classes)
+        allowed = f"0 to {num_classes - 1}: num-classes is {num_classes}"
+    if wrong.any():
+        row = int(wrong.argmax())
+        raise ValueError(f"{where}, row {row} (from 0): y holds {y[row]}, allowed are {allowed}")
+
+
 def float_inputs(where: str, x: np.ndarray) -> np.ndarray:
     """x in float32, bytes scaled to [0, 1]. Raises ValueError where it would not be finite."""
     # A float64 beyond float32's range becomes inf here and is refused below.
@@ -68,10 +79,13 @@ def float_inputs(where: str, x: np.ndarray) -> np.ndarray:
 
 
 def not_finite(x: np.ndarray) -> str:
-    """What to say of float inputs x that hold infinities or NaN; empty where they do not."""
-    count = int((~np.isfinite(x)).sum())
-    values = "1 value that is" if count == 1 else f"{count} values that are"
-    return f"x holds {values} not finite in {x.dtype}" if count else ""
+    """What to say of float inputs x [n, ...] that are not finite; empty where all are."""
+    rows, *_ = np.nonzero(~np.isfinite(x))
+    if len(rows) == 0:
+        return ""
+    values = "1 value that is" if len(rows) == 1 else f"{len(rows)} values that are"
+    first = f"{'' if len(rows) == 1 else 'the first '}in row {rows[0]} (from 0)"
+    return f"x holds {values} not finite in {x.dtype}, {first}"
 
 
 def class_folders(path: Path) -> list[Path]:

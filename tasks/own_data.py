@@ -8,6 +8,7 @@ from PIL import Image
 
 from tasks.datasets import Examples
 from tasks.own_arrays import (
+    check_labels,
     check_pairs,
     class_folders,
     float_inputs,
@@ -51,12 +52,7 @@ def _checked(
             f"{dims.replace(' ', '')}"
         )
     check_pairs(where, x, y)
-    if y.min() < 0 or y.max() >= num_classes:
-        wrong = y.min() if y.min() < 0 else y.max()
-        raise ValueError(
-            f"{where}: y holds {wrong}, allowed are 0 to {num_classes - 1}: the task's "
-            f"num-classes is {num_classes}"
-        )
+    check_labels(where, y, num_classes)
     inputs = float_inputs(where, x)
     return Examples(torch.from_numpy(inputs), torch.from_numpy(y.astype(np.int64)))
 

@@ -195,6 +195,10 @@ def test_noise_that_a_seed_gives_away_counts_for_nothing(tmp_path: Path) -> None
         ('algorithms = "rage"', "algorithms = 'rage' is not allowed: should be a valid list"),
         ('algorithms = ["fedsgd"]', "algorithms = 'fedsgd' is not allowed: should be 'gfedavg'"),
         ("max-rounds = 3\ndelta = 1", "delta = 1 is not allowed"),
+        ('input-shape = "64"\nnum-classes = 10', "it has no rule and would allow everything"),
+        ("max-rounds = 3\nnum-classes = 10", "input-shape and num-classes go together"),
+        ('max-rounds = 3\ninput-shape = "8x8"', "input-shape is '8x8': allowed are positive"),
+        ('max-rounds = 3\ninput-shape = "64"\nnum-classes = 1', "num-classes = 1 is not allowed"),
         ("max-rounds = = 3", "is not valid TOML"),
     ],
 )
