@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from client_app.client_ledger import ClientLedger
 from launch.addresses import Address, is_loopback, parse_address
 from launch.certs import make
 from launch.cli import main
@@ -234,6 +235,8 @@ def test_a_client_with_a_policy_runs_its_own_code_and_keeps_a_ledger(
     assert settings.program == program
     config = _node_config(settings)
     kept = {key: str(tmp_path / name) for key, name in node.items()}
-    assert config == {"client-id": 7, "partition-id": 7, **kept}
-    # It can be written, or the client would not have started.
+    # It can be written, or the client would not have started, and is known again by its id.
     assert all(Path(path).is_file() for path in kept.values())
+    if "ledger" in kept:
+        kept["ledger-id"] = ClientLedger(Path(kept["ledger"])).read().ledger
+    assert config == {"client-id": 7, "partition-id": 7, **kept}
