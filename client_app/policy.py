@@ -22,6 +22,7 @@ from server_app.config import (
     may_be_own_code,
     one_line,
 )
+from server_app.rounding import upward
 from strategies.accounting import LEAST_DELTA, Charge, Release, spent
 from tasks.labelled import example_form, parse_input_shape
 from tasks.own_data import load_own_data
@@ -213,8 +214,8 @@ class Policy(BaseModel):
             if limit is not None and epsilon > limit:
                 raise PolicyRefusal(
                     f"the round would pass the client's {name}",
-                    f"the round would make epsilon {epsilon:.4g} in all at delta {self.delta:g}: "
-                    f"{name} is {limit:g}",
+                    f"the round would make epsilon {upward(epsilon, 4)} in all at delta "
+                    f"{self.delta:g}: {name} is {limit:g}",
                 )
 
 

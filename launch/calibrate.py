@@ -8,6 +8,7 @@ import typer
 from rich.console import Console
 
 from server_app.config import ConfigError
+from server_app.rounding import upward
 
 if TYPE_CHECKING:
     from strategies.accounting import Accountant, Release
@@ -133,7 +134,7 @@ def dp(
             found = [figure(kind, name) for kind in _RELATIONS]
         except ValueError as error:
             raise ConfigError(str(error)) from error
-        lines.append(f"{name:12}" + "".join(f"{value:14.4f}" for value in found))
+        lines.append(f"{name:12}" + "".join(f"{upward(value, 5):>14}" for value in found))
     lines += ["", *(f"{kind:12}  {meaning}" for kind, meaning in _RELATIONS.items())]
     lines += ["", "The noise of a round's sum has the standard deviation z x clip-norm.", *_AGAINST]
     console.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)

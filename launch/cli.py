@@ -26,6 +26,7 @@ from launch.run_remote import follow, run, stop
 from launch.server import server
 from launch.status import status
 from server_app.config import ConfigError, config_keys
+from server_app.rounding import upward
 
 app = typer.Typer(
     name="blackthorn",
@@ -322,11 +323,11 @@ def finish(summary: dict[str, Any], as_json: bool = False, label: str = "") -> N
     said = f", accuracy {100 * accuracy:.1f} %" if accuracy is not None else ""
     privacy = summary.get("privacy") or {}
     epsilon = privacy.get("epsilon")
-    said += f", epsilon {epsilon:.2f}" if epsilon is not None else ""
+    said += f", epsilon {upward(epsilon)}" if epsilon is not None else ""
     if epsilon is not None and not privacy.get("covers_clients", True):
         said += " (not against the run's own clients)"
     of_example = (summary.get("sample_privacy") or {}).get("epsilon")
-    said += f", epsilon of an example {of_example:.2f}" if of_example is not None else ""
+    said += f", epsilon of an example {upward(of_example)}" if of_example is not None else ""
     console.print(
         f"{label}{summary['status']}: {summary['rounds_completed']} rounds{taken(summary)}{said}",
         markup=False,

@@ -9,6 +9,8 @@ from typing import Any, Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from server_app.rounding import upward
+
 
 def round_line(entry: Mapping[str, Any], num_rounds: int) -> str:
     """Progress line of one metrics.jsonl entry, with a line for everything that went wrong."""
@@ -32,7 +34,7 @@ def quality(entry: Mapping[str, Any]) -> list[str]:
         loss = entry["loss"]
         parts.append(f"loss {loss:.4f}" if loss < 1e6 else f"loss {loss:.3g}")
     if entry.get("epsilon_rdp") is not None:
-        parts.append(f"epsilon {entry['epsilon_rdp']:.2f}")
+        parts.append(f"epsilon {upward(entry['epsilon_rdp'])}")
     return parts
 
 

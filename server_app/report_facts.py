@@ -11,6 +11,7 @@ from typing import Any
 from server_app.config import RunConfig, to_mapping
 from server_app.plots import PHASES
 from server_app.privacy_checks import claims_privacy
+from server_app.rounding import upward
 from server_app.run_record import RunRecord
 
 _MOST_ROWS = 30
@@ -93,7 +94,7 @@ def _spent(privacy: Mapping[str, Any] | None) -> list[Tile]:
     if not privacy:
         return []
     epsilon = privacy.get("epsilon")
-    value = f"{epsilon:#.3g}" if is_number(epsilon) else "no figure"
+    value = upward(epsilon) if is_number(epsilon) else "no figure"
     note = f"δ = {privacy['delta']:g}, {privacy['accountant']}" if is_number(epsilon) else ""
     return [Tile("privacy spent, ε", value, note)]
 
@@ -179,7 +180,7 @@ def privacy_facts(record: RunRecord) -> list[tuple[str, str]]:
 
 
 def _claim(of: str, entry: Mapping[str, Any]) -> tuple[str, str]:
-    epsilon = "infinite" if entry["epsilon"] is None else f"{entry['epsilon']:.4g}"
+    epsilon = "infinite" if entry["epsilon"] is None else upward(entry["epsilon"], 4)
     return of, f"ε = {epsilon} at δ = {entry['delta']:g}: {entry['claim']}"
 
 
@@ -198,7 +199,7 @@ def _clients_privacy(privacy: Mapping[str, Any]) -> list[tuple[str, str]]:
         "rounds_of_earlier_runs": "of them in earlier runs",
     }
     facts = [
-        (label, _plain(privacy[key]))
+        (label, upward(privacy[key], 6) if key == "epsilon" else _plain(privacy[key]))
         for key, label in names.items()
         if privacy.get(key) is not None
     ]
@@ -224,7 +225,7 @@ def sample_epsilon(record: RunRecord) -> str | None:
     """Largest ε of one example that a client with local DP-SGD told of."""
     told = [e["sample_epsilon"] for e in record.entries if e.get("sample_epsilon")]
     values = [value for value in (told[-1] if told else {}).values() if is_number(value)]
-    return f"{max(values):.4g}" if values else None
+    return upward(max(values), 4) if values else None
 
 
 def calibration_rows(posterior: Mapping[str, Any]) -> Table | None:

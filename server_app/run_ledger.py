@@ -8,6 +8,7 @@ from typing import Any
 
 from server_app.config import ConfigError, RunConfig
 from server_app.privacy_checks import has_central_claim
+from server_app.rounding import upward
 from server_app.rounds_on_record import mark_on_record, rounds_of_run_on_record
 from server_app.state_files import Saved
 from strategies import Ledger, PrivacyPlan
@@ -93,7 +94,7 @@ def check_ledger(
     if saved is None and not left:
         raise ConfigError(
             f"{_budget(config)} is not allowed: even one more round would pass it "
-            f"(ledger {path}: {ledger.rounds} rounds, epsilon {ledger.figure().epsilon:.4g})"
+            f"(ledger {path}: {ledger.rounds} rounds, epsilon {upward(ledger.figure().epsilon, 4)})"
         )
     other = ledger.replaced_accountant(plan.release(), left)
     of_run, of_others = ledger.rounds_of_run, ledger.rounds_of_others

@@ -22,6 +22,7 @@ from server_app.config import ConfigError
 from server_app.figures import CYCLE
 from server_app.report_facts import spans
 from server_app.report_privacy import spent_by_round
+from server_app.rounding import upward
 from server_app.run_folder import read_metrics
 from server_app.run_plots import draw_plots
 from server_app.run_record import read_record
@@ -173,7 +174,7 @@ def test_under_a_claim_nothing_of_the_cohort_is_in_it(tmp_path: Path) -> None:
     assert not (tmp_path / "plots" / "clients.png").exists()
     assert not (tmp_path / "plots" / "phases.png").exists()
     assert {path.stem for path in (tmp_path / "plots").iterdir()} == {"accuracy", "loss", "epsilon"}
-    assert f"{summary['privacy']['epsilon']:#.3g}" in page.text
+    assert upward(summary["privacy"]["epsilon"]) in page.text
     assert page.row("neighbours")[1] == "add-remove"
     assert page.row("accountant")[1] == "rdp"
     assert page.row("what is claimed")[1] == summary["privacy"]["claim"]
@@ -186,7 +187,9 @@ def test_noise_at_the_clients_is_told_from_the_central_claim(tmp_path: Path) -> 
     assert page.row("what is claimed")[1] == summary["privacy"]["claim"]
     assert "chosen from the clients' data" in page.text
     local = page.row("against the server itself")[1]
-    assert local.startswith(f"ε = {summary['privacy']['local']['epsilon']:.4g} at δ = 1e-05: ")
+    assert local.startswith(
+        f"ε = {upward(summary['privacy']['local']['epsilon'], 4)} at δ = 1e-05: "
+    )
 
 
 def test_the_curve_of_epsilon_is_the_ledgers(tmp_path: Path) -> None:

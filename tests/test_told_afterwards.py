@@ -15,6 +15,7 @@ from rich.console import Console
 from launch.cli import finish
 from launch.cluster import _fail, _Ready
 from launch.simulate import simulate
+from server_app.rounding import upward
 from server_app.run_folder import read_summary
 from strategies import spent
 from strategies.accounting import Release
@@ -115,7 +116,7 @@ def test_where_the_run_ends_it_says_whether_its_clients_may_be_the_adversary(
     # However wide the terminal is.
     last = " ".join(capsys.readouterr().out.split())
     assert ("(not against the run's own clients)" in last) != covered
-    assert f"epsilon {told['epsilon']:.2f}" in last
+    assert f"epsilon {upward(told['epsilon'])}" in last
     assert told["claim"] in report_of(tmp_path)
 
 
@@ -126,7 +127,7 @@ def test_every_round_at_the_terminal_says_what_was_spent(
     shown = [line for line in capsys.readouterr().out.splitlines() if line.startswith("round ")]
     expected = [spent([(Release(2.0, 0.5), rounds)], 1e-5).epsilon for rounds in (1, 2, 3)]
     assert [line.split("epsilon ")[1].split()[0] for line in shown[-3:]] == [
-        f"{epsilon:.2f}" for epsilon in expected
+        upward(epsilon) for epsilon in expected
     ]
 
 
@@ -157,8 +158,8 @@ def test_the_privacy_of_examples_is_told_where_the_run_ends(
     lines = (tmp_path / ("operator.jsonl" if clients_too else "metrics.jsonl")).read_text()
     said = json.loads(lines.splitlines()[-1])["sample_epsilon"]
     assert set(said.values()) == {told["epsilon"]}
-    assert f", epsilon of an example {told['epsilon']:.2f}" in capsys.readouterr().out
-    assert f"ε = {told['epsilon']:.4g} at δ = 1e-05: {told['claim']}" in report_of(tmp_path)
+    assert f", epsilon of an example {upward(told['epsilon'])}" in capsys.readouterr().out
+    assert f"ε = {upward(told['epsilon'], 4)} at δ = 1e-05: {told['claim']}" in report_of(tmp_path)
 
 
 def test_the_privacy_of_examples_of_a_cluster_whose_server_died(tmp_path: Path) -> None:
