@@ -93,7 +93,7 @@ def _quality(record: RunRecord) -> list[Tile]:
 def _spent(privacy: Mapping[str, Any] | None) -> list[Tile]:
     if not privacy:
         return []
-    epsilon = privacy.get("epsilon")
+    epsilon: Any = privacy.get("epsilon")
     value = upward(epsilon) if is_number(epsilon) else "no figure"
     note = f"δ = {privacy['delta']:g}, {privacy['accountant']}" if is_number(epsilon) else ""
     return [Tile("privacy spent, ε", value, note)]
@@ -219,13 +219,6 @@ def _cohort(privacy: Mapping[str, Any]) -> str:
         "poisson": f"each of {clients} clients with probability {privacy['sample_rate']:g}",
     }
     return drawn.get(privacy["sampling"], f"all {clients} clients")
-
-
-def sample_epsilon(record: RunRecord) -> str | None:
-    """Largest ε of one example that a client with local DP-SGD told of."""
-    told = [e["sample_epsilon"] for e in record.entries if e.get("sample_epsilon")]
-    values = [value for value in (told[-1] if told else {}).values() if is_number(value)]
-    return upward(max(values), 4) if values else None
 
 
 def calibration_rows(posterior: Mapping[str, Any]) -> Table | None:

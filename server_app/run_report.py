@@ -151,21 +151,12 @@ def _clients(record: RunRecord) -> Section:
 
 
 def _privacy(record: RunRecord) -> Section:
-    texts = []
-    sample = facts.sample_epsilon(record)
-    if sample is not None:
-        at = "" if record.config is None else f" at δ = {record.config.delta:g}"
-        texts.append(
-            "Clients train by DP-SGD: against everybody, the server too, one of their examples, "
-            f"there or not, has spent up to ε = {sample}{at} in this run, as they themselves say "
-            "(the server cannot check it)."
-        )
     told = facts.privacy_facts(record)
-    if told or sample is not None:
-        texts.append(
-            "docs/privacy.md of Blackthorn says of each figure who may be the adversary, and what "
-            "is assumed."
-        )
+    adversary = (
+        "docs/privacy.md of Blackthorn says of each figure who may be the adversary, and what is "
+        "assumed."
+    )
+    texts = [adversary] if told else []
     return Section("Privacy", texts, told, _pictures(record, "epsilon") if told else ())
 
 

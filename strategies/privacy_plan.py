@@ -174,8 +174,14 @@ class PrivacyPlan:
 
         `colluding`: what it is against k other clients of the run that pool what they know. Where
         the clients draw the noise, z √(1 − k/s) is left of it, and of a cohort of n of m clients,
-        none of them theirs, they know that it was n of m − k.
+        none of them theirs, they know that it was n of m − k. Raises ValueError unless k is an
+        integer from 0 to m − 1.
         """
+        if not isinstance(colluding, int) or not 0 <= colluding < self.num_clients:
+            raise ValueError(
+                f"colluding = {colluding} is not allowed: an integer from 0 to "
+                f"{self.num_clients - 1}, the other clients"
+            )
         z, shares = self.noise_multiplier, self.noise_shares
         if self.noise_location == "client":
             z *= math.sqrt(max(0.0, 1 - colluding / shares))

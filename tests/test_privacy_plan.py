@@ -168,6 +168,9 @@ def test_what_is_left_against_clients_that_pool_what_they_know() -> None:
         assert shared.release(colluding=k).noise_multiplier == pytest.approx(math.sqrt(unknown))
     assert shared.release().noise_multiplier == z
     assert plan().release(colluding=900) == plan().release()
+    for wrong in (-1, m, 0.5):
+        with pytest.raises(ValueError, match=f"colluding = {wrong} is not allowed: an integer"):
+            fixed.release(colluding=wrong)  # type: ignore[arg-type]
     one, none = fixed.figure(colluding=1).epsilon, fixed.figure().epsilon
     assert one > none
 

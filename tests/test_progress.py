@@ -29,7 +29,7 @@ ENTRY = {
 
 def test_a_line_says_it_all() -> None:
     first, second = round_line(ENTRY, 12).splitlines()
-    for part in ("3/12", "87.5 %", "loss 0.2500", "epsilon 1.23", "replies 4/5", "filtered 1"):
+    for part in ("3/12", "87.5 %", "loss 0.2500", "epsilon 1.24", "replies 4/5", "filtered 1"):
         assert part in first
     assert second == "  client 2 rejected: [red]late[/red]"
 
@@ -58,7 +58,7 @@ def test_in_a_terminal_there_is_a_bar_and_what_went_wrong() -> None:
     assert "clients 5/5" in last
     # A round that was not evaluated leaves the last figures on the bar.
     assert "87.5 %" in last
-    assert "epsilon 1.23" in last
+    assert "epsilon 1.24" in last
 
 
 def test_a_quiet_console_shows_nothing() -> None:

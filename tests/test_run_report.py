@@ -235,13 +235,17 @@ def test_a_posteriors_calibration_and_diagnostics(tmp_path: Path) -> None:
 
 
 def test_the_epsilon_of_examples(tmp_path: Path) -> None:
-    lines = [{"round": t, "sample_epsilon": {"0": 0.5 * t, "1": 1.25 * t}} for t in (1, 2)]
-    write_report(by_hand(tmp_path / "run", lines))
-    text = page_of(tmp_path / "run").text
-    assert (
-        "the server too, one of their examples, there or not, has spent up to ε = 2.5 at δ = "
-        in text
-    )
+    """The server's own, of all rounds: clients' words are of those in which their replies came."""
+    lines = [{"round": t, "sample_epsilon": {"0": 1.25 * t}} for t in (1, 2)] + [{"round": 3}]
+    folder = by_hand(tmp_path / "run", lines)
+    told = {"epsilon": 5.3931, "delta": 1e-4, "claim": "of every single example"}
+    summary = {"status": "completed", "rounds_completed": 3, "final": {}, "sample_privacy": told}
+    (folder / "summary.json").write_text(json.dumps({**summary, "privacy": None}))
+    write_report(folder)
+    page = page_of(folder)
+    assert page.row("one example of a client")[1].startswith("ε = 5.394 at δ = 0.0001: of every")
+    assert "2.5" not in page.text
+    assert "as they themselves say" not in page.text
 
 
 def test_a_killed_run_still_has_a_report(tmp_path: Path) -> None:
