@@ -215,7 +215,7 @@ def _entry(
     config: RunConfig, plan: PrivacyPlan, ledger: Ledger | None, no_figure: str, begun: int
 ) -> dict[str, Any]:
     """`no_figure`: why there is none where there is no ledger."""
-    figure = ledger.figure() if ledger else None
+    figure, charges = (ledger.figure(), ledger.charges) if ledger else (None, [])
     entry: dict[str, Any] = {
         "epsilon": _finite(figure.epsilon) if figure else None,
         "delta": plan.delta,
@@ -230,8 +230,8 @@ def _entry(
         "rounds_planned": plan.rounds,
         "max_epsilon": plan.max_epsilon,
         "noise_location": plan.noise_location,
-        "covers_clients": plan.covers_clients if figure else None,
-        "claim": _claimed(figure, plan.sentence()) if figure else no_figure,
+        "covers_clients": plan.covers_clients(charges) if figure else None,
+        "claim": _claimed(figure, plan.sentence(charges)) if figure else no_figure,
     }
     if plan.noise_location == "client":
         local = plan.local_figure(begun)

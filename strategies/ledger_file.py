@@ -120,6 +120,7 @@ def charge_entry(charge: Charge) -> dict[str, Any]:
         "noise_multiplier": release.noise_multiplier,
         "sample_rate": release.sample_rate,
         "drawn": list(release.drawn) if release.drawn else None,
+        **({} if release.shares is None else {"noise_shares": release.shares}),
     }
 
 
@@ -140,7 +141,10 @@ def read_charge(entry: dict[str, Any]) -> Charge:
     z, rate = (_number(entry[key], key) for key in ("noise_multiplier", "sample_rate"))
     if rate < _LEAST_RATE:
         raise ValueError(f"sample_rate = {rate}: {_LEAST_RATE:g} or more")
-    return Release(z, rate, drawn), _positive(entry["rounds"], "rounds")
+    shares = entry.get("noise_shares")
+    if shares is not None:
+        shares = _positive(shares, "noise_shares")
+    return Release(z, rate, drawn, shares), _positive(entry["rounds"], "rounds")
 
 
 def _positive(value: object, key: str) -> int:

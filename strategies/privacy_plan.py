@@ -10,6 +10,7 @@ import torch
 from .accounting import (
     ACCOUNTANTS,
     Accountant,
+    Charge,
     Figure,
     Release,
     calibrate,
@@ -182,25 +183,27 @@ class PrivacyPlan:
                 f"colluding = {colluding} is not allowed: an integer from 0 to "
                 f"{self.num_clients - 1}, the other clients"
             )
-        z, shares = self.noise_multiplier, self.noise_shares
+        z, shares = self.noise_multiplier, None
         if self.noise_location == "client":
+            shares = self.noise_shares
             z *= math.sqrt(max(0.0, 1 - colluding / shares))
         if self.relation != "replace-one":
-            return Release(z, sample_rate=self.sample_rate)
+            return Release(z, self.sample_rate, shares=shares)
+        drawn = None
         if isinstance(self.participation, FixedParticipation):
-            drawn = self.participation.size, self.num_clients - colluding
-            return Release(z / 2, drawn=drawn if drawn[0] <= drawn[1] else None)
-        return Release(z / 2)
+            size, others = self.participation.size, self.num_clients - colluding
+            drawn = (size, others) if size <= others else None
+        return Release(z / 2, drawn=drawn, shares=shares)
 
     def figure(self, rounds: int | None = None, colluding: int = 0) -> Figure:
         """ε of `rounds` (by default all T) planned rounds; `colluding` as for `release`."""
         count = self.rounds if rounds is None else rounds
         return spent([(self.release(colluding), count)], self.delta, self.accountant)
 
-    @property
-    def covers_clients(self) -> bool:
-        """Whether the other clients of the run, all of them together, may be the adversary."""
-        return not self._known_to_clients()
+    def covers_clients(self, charges: Sequence[Charge] = ()) -> bool:
+        """Whether the other clients of the run, all of them together, may be the adversary of its
+        figure, or of that of all `charges` of its ledger."""
+        return all(release.covers_clients for release, _ in [(self.release(), 1), *charges])
 
     def _known_to_clients(self) -> list[str]:
         """What the run's clients know that the figure counts on nobody's knowing."""
@@ -214,9 +217,14 @@ class PrivacyPlan:
             known.append(f"their shares of the noise (k that pool theirs: the multiplier {left})")
         return known
 
-    def sentence(self) -> str:
-        """Who is protected from whom, in words."""
+    def sentence(self, charges: Sequence[Charge] = ()) -> str:
+        """Who is protected from whom by the figure of the plan, or of all `charges` of its ledger,
+        in words."""
         known = " and ".join(self._known_to_clients())
+        if not known and not self.covers_clients(charges):
+            known = (
+                "when they were asked, or their shares of the noise, in other runs of the ledger"
+            )
         clients = f" and the run's own clients, who know {known}" if known else ""
         others = "" if known else ", all other clients together included"
         return (

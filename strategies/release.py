@@ -13,7 +13,8 @@ class Release:
     `noise_multiplier` z is relative to that sensitivity S. `sample_rate` q: each client joined on
     its own with probability q (neighbours: one client added or removed). `drawn` = (n, m): n of m
     clients were drawn without replacement (neighbours: one client replaced by another). With
-    q = 1 and nothing drawn there is no amplification by sampling.
+    q = 1 and nothing drawn there is no amplification by sampling. `shares` = s: the noise is of s
+    shares that clients drew, each of whom knows its own; None: they drew none.
 
     Raises ValueError for values out of range.
     """
@@ -21,6 +22,13 @@ class Release:
     noise_multiplier: float
     sample_rate: float = 1.0
     drawn: tuple[int, int] | None = None
+    shares: int | None = None
+
+    @property
+    def covers_clients(self) -> bool:
+        """Whether the clients beside the one know no more than everybody: not their shares of the
+        noise, nor who of a cohort of fixed size is missing among them."""
+        return self.shares is None and (self.drawn is None or self.drawn[0] == self.drawn[1])
 
     def __post_init__(self) -> None:
         if not 0 <= self.noise_multiplier <= LARGEST_MULTIPLIER:

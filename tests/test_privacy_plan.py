@@ -141,7 +141,7 @@ def test_the_claim_says_whether_the_clients_may_be_the_adversary(
     options: dict[str, Any], covered: bool, said: list[str]
 ) -> None:
     own = plan(**options)
-    assert own.covers_clients == covered
+    assert own.covers_clients() == covered
     assert ("all other clients together included" in own.sentence()) == covered
     assert ("and the run's own clients, who know " in own.sentence()) != covered
     for part in said:

@@ -212,7 +212,7 @@ def test_an_empty_cohort_is_noised_and_charged(location: str) -> None:
     over = grid()
     found = moved(strategy, over, rounds=2) / math.sqrt(2)
     assert over.sent == []
-    assert strategy.ledger.charges == [(plan().release(), 2)]
+    assert strategy.ledger.charges == [(plan(noise_location=location).release(), 2)]
     assert found.std() == pytest.approx(Z * C, rel=WITHIN)
 
 

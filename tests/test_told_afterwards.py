@@ -120,6 +120,30 @@ def test_where_the_run_ends_it_says_whether_its_clients_may_be_the_adversary(
     assert told["claim"] in report_of(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("earlier", "later"),
+    [
+        ({"noise_location": "client"}, {}),
+        (
+            {**COHORT, "noise_multiplier": 20.0},
+            {**COHORT, "participation": "full", "clients_per_round": 0, "noise_multiplier": 20.0},
+        ),
+    ],
+)
+def test_what_clients_know_of_an_earlier_run_of_the_ledger_counts(
+    earlier: dict[str, Any], later: dict[str, Any], tmp_path: Path
+) -> None:
+    """The figure is of all rounds in the ledger, and so is against whom it holds."""
+    ledger = str(tmp_path / "ledger.json")
+    assert not private_run(tmp_path / "a", ledger=ledger, **earlier)["privacy"]["covers_clients"]
+    told = private_run(tmp_path / "b", ledger=ledger, **later)["privacy"]
+    alone = private_run(tmp_path / "c", **later)["privacy"]
+    assert (told["covers_clients"], alone["covers_clients"]) == (False, True)
+    assert "in other runs of the ledger" in told["claim"]
+    assert "all other clients together included" not in told["claim"]
+    assert "all other clients together included" in alone["claim"]
+
+
 def test_every_round_at_the_terminal_says_what_was_spent(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
