@@ -6,7 +6,7 @@ that it rests on follows them: the rate of the batches and what a sum is divided
 configuration's, and batches and noise come from the operating system's entropy.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,8 +25,6 @@ from tasks.flat_model import FlatModel
 from tasks.shards import ExampleShard, Shard
 
 _STREAM = 0xD95D
-# Gradients of single examples that are held at a time: 2^21 numbers are 16 MiB in float64.
-_GRADIENT_NUMBERS = 1 << 21
 
 
 @dataclass(frozen=True)
@@ -81,7 +79,7 @@ def train_dp_sgd(
 
     Sums, noise and steps are in float64, since a noise that is rounded beside a sum, or a step
     beside w, is not the noise that is charged; gradients are taken in the dtype of ``start``. Each
-    example has its gradient at a model of its own, so that no layer can mix examples.
+    example has its gradient alone, bit for bit the same whatever else is in the batch.
 
     Raises ValueError for a shard without an end.
     """
@@ -104,24 +102,23 @@ def _clipped_sum(
 ) -> tuple[Tensor, float]:
     """Σ_j clip(∇l_j, C), float64 [d], and the mean loss; 0 both for an empty batch.
 
-    A gradient that is not finite counts as 0: as NaN it would end in the model that is sent.
+    One example after the other, each copied to memory of its own: how many others there are, or
+    its place among them, may have the processor take another order of the same sums, and where a
+    model is made so that they cancel, an example that is there or not would turn the gradients of
+    all others round. A gradient that is not finite counts as 0: as NaN it would end in the model
+    that is sent.
     """
     summed = torch.zeros(len(params), dtype=torch.float64)
-    loss = 0.0
-    for part in _parts(len(batch), len(params)):
-        x, y = batch.x[part], batch.y[part]
-        own = params.repeat(len(y), 1)
-        losses, gradients = model.loss_and_gradient(
-            own, x[:, None], y[:, None], own.new_ones(len(y), 1)
+    total_loss = 0.0
+    weight = params.new_ones(1, 1)
+    for j in range(len(batch)):
+        example = batch.select(np.array([j]))
+        loss, gradient = model.loss_and_gradient(
+            params[None], example.x[None], example.y[None], weight
         )
-        summed += clip(gradients.double(), spec.clip_norm).nan_to_num_(nan=0.0).sum(dim=0)
-        loss += float(losses.sum())
-    return summed, loss / max(1, len(batch))
-
-
-def _parts(count: int, dimension: int) -> Iterator[slice]:
-    size = max(1, _GRADIENT_NUMBERS // dimension)
-    return (slice(first, first + size) for first in range(0, count, size))
+        summed += clip(gradient.double(), spec.clip_norm)[0].nan_to_num_(nan=0.0)
+        total_loss += float(loss)
+    return summed, total_loss / max(1, len(batch))
 
 
 def dp_sgd_of(config: RunConfig, local_lr: float) -> DPSGD:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from server_app.config import ConfigError
-from strategies.durable_file import open_file
+from strategies.durable_file import open_file, sync_folder
 
 
 class LineLog:
@@ -21,7 +21,8 @@ class LineLog:
     """
 
     def __init__(self, path: Path, *, alone: bool = False, private: bool = False) -> None:
-        self._path = path
+        self.path = path
+        self._named = False
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT
         self._stream = os.fdopen(open_file(path, flags, private=private), "a+b")
         if alone and not _locked(self._stream.fileno()):
@@ -40,11 +41,14 @@ class LineLog:
             # What is left in the buffer must not be tried again, at the end of the process.
             with contextlib.suppress(OSError):
                 self._stream.close()
-            raise OSError(error.errno, error.strerror, str(self._path)) from error
+            raise OSError(error.errno, error.strerror, str(self.path)) from error
 
     def sync(self) -> None:
-        """Return when all lines are on disk."""
+        """Return when all lines are on disk, and the file's name too."""
         os.fsync(self._stream.fileno())
+        if not self._named:
+            sync_folder(self.path.parent)
+            self._named = True
 
     def cut_after(self, last_round: int) -> bool:
         """Drop all from the first line on that is torn or of a later round than `last_round`.

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from server_app.run_folder import CHECKPOINTS, METRICS, OPERATOR, read_summary
-from server_app.state_files import Saved, read_saved
+from server_app.state_files import Saved, read_saved, rounds_begun_by_state
 from strategies.ledger import mark_of
 
 _CHECKPOINT = re.compile(r"round-(\d+)\.safetensors")
@@ -50,10 +50,13 @@ def last_round_on_record(folder: Path) -> int:
 
 def rounds_begun(folder: Path, saved: Saved) -> int:
     """How often at most the run in `folder`, whose state is `saved`, has asked clients to train:
-    one round may have been under way when it died, of which nothing is on record."""
-    since = last_round_on_record(folder) - saved.state.server_round
-    begun = saved.state.values.get("rounds_begun", saved.state.server_round)
-    return int(begun) + max(0, since) + 1
+    one round may have been under way when it died, of which nothing is on record.
+
+    Every state is asked, damaged ones too: all of them are of this run's past.
+    """
+    last = last_round_on_record(folder)
+    states = [(saved.state.server_round, saved.state.begun), *rounds_begun_by_state(folder)]
+    return max(begun + max(0, last - done) for done, begun in states) + 1
 
 
 def _lines(folder: Path) -> Iterator[dict[str, Any]]:

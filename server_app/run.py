@@ -211,7 +211,7 @@ def _federate(
         ledger_path(config, prepared.folder),
     )
     if prepared.saved is not None:
-        strategy.rounds_begun = prepared.saved.state.values["rounds_begun"]
+        strategy.rounds_begun = prepared.saved.state.begun
     if prepared.standing is not None:
         # Also where no round had ended when the run died: it is no earlier run of its own.
         strategy.restore_own(prepared.own_values)

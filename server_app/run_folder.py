@@ -28,7 +28,7 @@ from server_app.folder_place import (
     hide_times,
 )
 from server_app.line_log import LineLog, finite
-from server_app.privacy_checks import claims_privacy
+from server_app.privacy_checks import claims_privacy, claims_sample_privacy
 from server_app.round_entries import operator_entry, round_entry
 from server_app.run_counts import Counts, cohort_of, failures_in
 from server_app.state_files import Saved, forget_after, forget_all, read_saved, write_saved
@@ -146,6 +146,13 @@ class RunFolder:
     def _append(self, lines: Mapping[str, Mapping[str, Any]]) -> None:
         for name, line in lines.items():
             self._logs[name].append(line)
+        if claims_privacy(self._config) or claims_sample_privacy(self._config):
+            # What clients have told the server is counted by these lines, where power fails too.
+            self._sync_lines()
+
+    def _sync_lines(self) -> None:
+        for log in self._logs.values():
+            log.sync()
 
     def keep_states(self, state: Callable[[], RunState]) -> None:
         """Where the run stands; asked for after every round of which a state is written."""
@@ -155,8 +162,7 @@ class RunFolder:
         if self._state is None or not self._is_due(report.server_round):
             return
         began = time.monotonic()
-        for log in self._logs.values():
-            log.sync()
+        self._sync_lines()
         arrays, extra = self._extra.state()
         values = {
             "counts": self._counts.values(),

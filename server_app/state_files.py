@@ -1,9 +1,11 @@
 """States of a run on disk, from which another process can go on with it.
 
-    state/round-00012-DIGEST.safetensors    arrays, and everything else as JSON in the metadata
+    state/round-00012-00014-DIGEST.safetensors    arrays, and the rest as JSON in the metadata
 
 Each is written as a whole or not at all, its name carries the digest of its content, and the one
-before it stays: whatever ends the machine, there is one that is whole.
+before it stays: whatever ends the machine, there is one that is whole. The second number says how
+many rounds had been begun, those that were done again counted: it tells which state of one round
+is the newest, and is known even of a state that is damaged.
 """
 
 import hashlib
@@ -24,7 +26,8 @@ from strategies.run_state import RunState
 FOLDER = "state"
 _FORMAT = 1
 _METADATA = "blackthorn"
-_NAME = re.compile(r"round-(\d+)-([0-9a-f]{32})\.safetensors")
+# (Earlier versions did not name the rounds begun.)
+_NAME = re.compile(r"round-(\d+)-(?:(\d+)-)?([0-9a-f]{32})\.safetensors")
 
 
 @dataclass(frozen=True)
@@ -47,9 +50,10 @@ def write_saved(run: Path, saved: Saved) -> None:
     content = _encode(saved)
     digest = hashlib.blake2b(content, digest_size=16).hexdigest()
     private_folder(run / FOLDER)
-    written = run / FOLDER / f"round-{saved.state.server_round:05d}-{digest}.safetensors"
+    done, begun = saved.state.server_round, saved.state.begun
+    written = run / FOLDER / f"round-{done:05d}-{begun:05d}-{digest}.safetensors"
     replace_file(written, content, private=True)
-    others = [path for path, _, _ in _files(run) if path != written]
+    others = [path for path, *_ in _files(run) if path != written]
     for old in others[:-1]:
         old.unlink()
     for kept in others[-1:]:
@@ -69,9 +73,15 @@ def read_saved(run: Path) -> Saved | None:
     return None
 
 
+def rounds_begun_by_state(run: Path) -> Iterator[tuple[int, int]]:
+    """Of all states, damaged ones too: after which round, and how many had been begun."""
+    for _, number, begun, _ in _files(run):
+        yield number, begun
+
+
 def forget_after(run: Path, server_round: int) -> None:
     """Remove states of later rounds: they are damaged, or of a future that did not happen."""
-    for path, number, _ in _files(run):
+    for path, number, *_ in _files(run):
         if number > server_round:
             path.unlink()
 
@@ -81,16 +91,16 @@ def forget_all(run: Path) -> None:
     shutil.rmtree(run / FOLDER, ignore_errors=True)
 
 
-def _files(run: Path) -> list[tuple[Path, int, str]]:
-    """States with their round and digest, ascending."""
+def _files(run: Path) -> list[tuple[Path, int, int, str]]:
+    """States with their round, the rounds begun, and their digest; oldest first."""
     matches = [(path, _NAME.fullmatch(path.name)) for path in (run / FOLDER).glob("round-*")]
-    found = [(path, int(match[1]), match[2]) for path, match in matches if match]
-    return sorted(found, key=lambda file: (file[1], file[0].name))
+    found = [(path, int(m[1]), int(m[2] or m[1]), m[3]) for path, m in matches if m]
+    return sorted(found, key=lambda file: file[1:])
 
 
 def _newest_first(run: Path) -> Iterator[tuple[Path, bytes | None]]:
     """States with their content; None of those that are damaged."""
-    for path, _, digest in reversed(_files(run)):
+    for path, *_, digest in reversed(_files(run)):
         content = path.read_bytes()
         whole = hashlib.blake2b(content, digest_size=16).hexdigest() == digest
         yield path, content if whole else None

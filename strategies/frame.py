@@ -398,7 +398,7 @@ class FederatedStrategy(Strategy):
         output = arrays.pop("output", None)
         model.restore(arrays)
         self._local_lr, self._accuracy = state.values["local_lr"], state.values["accuracy"]
-        self.rounds_begun = state.values.get("rounds_begun", state.server_round)
+        self.rounds_begun = state.begun
         self._quorum_watch.in_a_row = state.values["below_quorum"]
         self._registry.restore(state.values["clients"])
         kept = model.arrays() if output is None else model.arrays_of(torch.from_numpy(output))

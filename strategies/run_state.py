@@ -21,3 +21,8 @@ class RunState:
     server_round: int
     arrays: dict[str, np.ndarray]
     values: dict[str, Any]
+
+    @property
+    def begun(self) -> int:
+        """How many rounds clients had been asked for, those that were done again counted."""
+        return int(self.values.get("rounds_begun", self.server_round))

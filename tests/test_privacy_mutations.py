@@ -99,8 +99,7 @@ def _done_again(folder: Path, patch: pytest.MonkeyPatch) -> None:
             ],
             _whatever_a_client_has,
         ),
-        (dp_sgd, [("clip(gradients.double(), spec.clip_norm)", "gradients.double()")], _step),
-        (dp_sgd, [("clip(gradients.double()", "clip(gradients.double().sum(0)")], _step),
+        (dp_sgd, [("clip(gradient.double(), spec.clip_norm)", "gradient.double()")], _step),
         (dp_sgd, [(".nan_to_num_(nan=0.0)", "")], _not_finite),
         (dp_sgd, [("deviation = spec.noise", "deviation = 0.9 * spec.noise")], _noise),
         (

@@ -2,6 +2,7 @@
 its budget, and of nobody else."""
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ from launch.cluster import _deployed
 from launch.simulate import simulate
 from server_app import run_folder
 from server_app.config import ConfigError
+from server_app.line_log import LineLog
 from server_app.privacy import privacy_of_dead_run
 from server_app.run_folder import read_metrics
 from server_app.state_files import Saved
@@ -186,9 +188,14 @@ class Asked:
         self.times += report.server_round > 0
 
 
-def thrice(folder: Path, options: dict[str, Any]) -> tuple[dict[str, Any], int]:
-    """A run that dies after rounds 4 and 4 again, with states of every third; its summary, and how
-    often clients were asked."""
+DEATHS = 5
+
+
+def again_and_again(
+    folder: Path, options: dict[str, Any], at_death: Callable[[], None] = lambda: None
+) -> tuple[dict[str, Any], int]:
+    """A run that dies DEATHS times after round 4, with states of every third, and then goes on to
+    its end: its summary, and how often clients were asked."""
     asked = Asked()
 
     def die(report: RoundReport) -> None:
@@ -196,38 +203,63 @@ def thrice(folder: Path, options: dict[str, Any]) -> tuple[dict[str, Any], int]:
             raise Killed
 
     options = {**options, "state_every": 3, "checkpoint_every": 0}
-    for resumed in ({}, {"resume": str(folder)}):
+    for resumed in ({}, *(DEATHS - 1) * [{"resume": str(folder)}]):
         config = configuration(folder, **options, **resumed)
         with pytest.raises(Killed):
             simulate(config, Console(quiet=True), observers=[asked, die])
         (folder / "summary.json").unlink()
+        at_death()
     config = configuration(folder, **options, resume=str(folder))
     return simulate(config, Console(quiet=True), observers=[asked]), asked.times
 
 
-@pytest.mark.parametrize("rule", ["mean", "median"])
-def test_the_local_figure_counts_what_was_done_again(tmp_path: Path, rule: str) -> None:
-    """The server has had a message of every time: also under a robust rule, without a ledger."""
-    options = {**NOISED, "noise_location": "client", "aggregator": rule, "participation": "full"}
-    summary, asked = thrice(tmp_path, {**options, "sample_rate": 1.0})
-    assert asked == ROUNDS + 2
+def check_local(summary: dict[str, Any], asked: int) -> None:
+    assert asked == ROUNDS + DEATHS
     local = summary["privacy"]["local"]
     # A round may have been under way each time that it died: at most one more.
-    assert asked <= local["rounds"] <= asked + 2
+    assert asked <= local["rounds"] <= asked + DEATHS
     # Four clients share the noise, and a message moves by 2C: z / (2 √4).
     expected = spent([(Release(0.5), local["rounds"])], 1e-5).epsilon
     assert local["epsilon"] == pytest.approx(expected)
 
 
+LOCAL = {**NOISED, "noise_location": "client", "participation": "full", "sample_rate": 1.0}
+
+
+@pytest.mark.parametrize("rule", ["mean", "median"])
+def test_the_local_figure_counts_what_was_done_again(tmp_path: Path, rule: str) -> None:
+    """The server has had a message of every time: also under a robust rule, without a ledger."""
+    check_local(*again_and_again(tmp_path, {**LOCAL, "aggregator": rule}))
+
+
+def test_the_local_figure_counts_what_a_power_failure_leaves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the lines only what had been written through to the disk is there afterwards."""
+    durable: dict[Path, int] = {}
+    real = LineLog.sync
+
+    def sync(log: LineLog) -> None:
+        real(log)
+        durable[log.path] = log.path.stat().st_size
+
+    def fail() -> None:
+        for path, size in durable.items():
+            os.truncate(path, size)
+
+    monkeypatch.setattr(LineLog, "sync", sync)
+    check_local(*again_and_again(tmp_path, LOCAL, fail))
+
+
 def test_the_figure_of_an_example_counts_what_was_done_again(tmp_path: Path) -> None:
     options = {"algorithm": "gfedavg", "num_server_rounds": ROUNDS, "instruments": False}
     dp_sgd = {"local_dp_sgd": True, "dp_sgd_noise_multiplier": 2.0, "dp_sgd_sample_rate": 0.2}
-    _, asked = thrice(tmp_path, {**options, **dp_sgd, "batch_size": 10})
-    assert asked == ROUNDS + 2
+    _, asked = again_and_again(tmp_path, {**options, **dp_sgd, "batch_size": 10})
+    assert asked == ROUNDS + DEATHS
     told = max(read_metrics(tmp_path)[-1]["sample_epsilon"].values())
     # Four local steps a round.
     least, most = (
-        spent([(Release(2.0, 0.2), 4 * rounds)], 1e-5).epsilon for rounds in (asked, asked + 2)
+        spent([(Release(2.0, 0.2), 4 * rounds)], 1e-5).epsilon for rounds in (asked, asked + DEATHS)
     )
     assert 0.999 * least <= told <= 1.001 * most
 
