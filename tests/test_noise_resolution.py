@@ -144,3 +144,11 @@ def test_a_recipe_is_refused_before_it_starts(tmp_path: Path, options: dict[str,
     assert not (tmp_path / "run").exists()
     for instead in ({"noise-location": "server"}, {"dtype": "float64", "local-lr-decay": 0.5}):
         prepare(config.model_copy(update={k.replace("-", "_"): v for k, v in instead.items()}))
+
+
+def test_a_decay_is_judged_by_the_rate_that_it_ends_with(tmp_path: Path) -> None:
+    """Weights of up to 1.7 are 1.2e-7 apart, and noise is 0.32 times the rate."""
+    decay = {"local-lr": 1e-2, "local-lr-decay": 0.1, "output-dir": str(tmp_path / "run")}
+    prepare(make_config({**RECIPE, **decay, "num-server-rounds": 4}))
+    with pytest.raises(ConfigError, match=r"local rate = 1e-06 is not allowed"):
+        prepare(make_config({**RECIPE, **decay, "num-server-rounds": 5}))
