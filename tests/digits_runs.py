@@ -13,6 +13,16 @@ from server_app.config import RunConfig, make_config
 from server_app.run_folder import read_metrics
 from strategies.frame import Observer
 
+# Client-level privacy: C = 1, z = 2, a client in every second round.
+PRIVATE: dict[str, Any] = {
+    "algorithm": "dp-fedavg",
+    "clip_norm": 1.0,
+    "noise_multiplier": 2.0,
+    "participation": "poisson",
+    "sample_rate": 0.5,
+    "instruments": False,
+}
+
 
 def configuration(folder: Path, **options: Any) -> RunConfig:
     """Four clients of 50 examples each, logistic regression, full batches: no chance in it."""
@@ -38,6 +48,12 @@ def run(folder: Path, observers: Sequence[Observer] = (), **options: Any) -> lis
     """The lines of metrics.jsonl from round 1 on."""
     simulate(configuration(folder, **options), Console(quiet=True), observers=observers)
     return read_metrics(folder)[1:]
+
+
+def private_run(folder: Path, console: Console | None = None, **options: Any) -> dict[str, Any]:
+    """The summary of a private run."""
+    config = configuration(folder, **{**PRIVATE, **options})
+    return simulate(config, console or Console(quiet=True))
 
 
 def model(folder: Path, name: str = "final") -> np.ndarray:

@@ -29,22 +29,15 @@ from strategies import (
     PoissonParticipation,
     PrivacyPlan,
     RoundReport,
-    delivery,
-    enrolment,
 )
 from strategies.global_model import GlobalModel
 from strategies.local_rule import LocalRule
 from strategies.screening import RejectedReply, screen_reply
 from tasks.problem import load_problem
 
+pytestmark = pytest.mark.usefixtures("fast_polling")
+
 LR = 0.25
-
-
-@pytest.fixture(autouse=True)
-def fast_polling(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(delivery, "_POLL_SECONDS", 0.002)
-    monkeypatch.setattr(delivery, "_POLL_SECONDS_PER_MESSAGE", 0.0)
-    monkeypatch.setattr(enrolment, "_POLL_SECONDS", 0.002)
 
 
 def plan(location: str = "client", claim: bool = True) -> PrivacyPlan:

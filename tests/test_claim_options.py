@@ -22,8 +22,6 @@ from strategies import (
     PrivacyPlan,
     RageFilter,
     ServerStep,
-    delivery,
-    enrolment,
 )
 from strategies.claim_options import (
     OPTIONS,
@@ -35,14 +33,9 @@ from strategies.claim_options import (
 from strategies.corruption import CorruptionBound
 from strategies.private_averaging import PrivateAveraging
 
+pytestmark = pytest.mark.usefixtures("fast_polling")
+
 CLIENTS = 4
-
-
-@pytest.fixture(autouse=True)
-def fast_polling(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(delivery, "_POLL_SECONDS", 0.002)
-    monkeypatch.setattr(delivery, "_POLL_SECONDS_PER_MESSAGE", 0.0)
-    monkeypatch.setattr(enrolment, "_POLL_SECONDS", 0.002)
 
 
 def plan(**options: Any) -> PrivacyPlan:

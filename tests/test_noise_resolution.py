@@ -15,15 +15,10 @@ from test_private_averaging import CLIENTS, LR, START, C, Z, grid, ones, plan, s
 
 from server_app.config import ConfigError, make_config
 from server_app.run import prepare
-from strategies import DPFedAvg, LocalRate, RoundReport, ServerStep, delivery, enrolment
+from strategies import DPFedAvg, LocalRate, RoundReport, ServerStep
 from strategies.noise import check_resolution, longest_noised
 
-
-@pytest.fixture(autouse=True)
-def fast_polling(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(delivery, "_POLL_SECONDS", 0.002)
-    monkeypatch.setattr(delivery, "_POLL_SECONDS_PER_MESSAGE", 0.0)
-    monkeypatch.setattr(enrolment, "_POLL_SECONDS", 0.002)
+pytestmark = pytest.mark.usefixtures("fast_polling")
 
 
 def rounded_deviation(mean: float, deviation: float) -> float:

@@ -9,10 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from digits_runs import configuration, model
+from digits_runs import configuration, model, private_run
 from rich.console import Console
 
-from launch.simulate import simulate
 from server_app.config import ConfigError, make_config
 from server_app.privacy import privacy_of_dead_run, privacy_plan
 from server_app.privacy_checks import claims_privacy
@@ -249,19 +248,6 @@ def test_every_figure_that_a_run_leaves_has_a_row_that_says_against_whom(
     named = {name for row in table.splitlines() for name in re.findall(r"`([^`]+)`", row)}
     other_names = {"max-epsilon": "max_epsilon", "privacy.max_epsilon": "max_epsilon"}
     assert {other_names.get(key, key) for key in found} <= named
-
-
-def private_run(folder: Path, console: Console | None = None, **options: Any) -> dict[str, Any]:
-    values = {
-        "algorithm": "dp-fedavg",
-        "clip_norm": 1.0,
-        "noise_multiplier": 2.0,
-        "participation": "poisson",
-        "sample_rate": 0.5,
-        "instruments": False,
-        **options,
-    }
-    return simulate(configuration(folder, **values), console or Console(quiet=True))
 
 
 SECRETS = ("invited", "replied", "rejected", "filtered", "over_bound", '"seconds"', "train-loss")

@@ -27,8 +27,6 @@ from strategies import (
     RageFilter,
     RoundReport,
     ServerStep,
-    delivery,
-    enrolment,
     spent,
 )
 from strategies.corruption import CorruptionBound
@@ -36,18 +34,13 @@ from strategies.ledger import read_charges
 from strategies.local_rule import LocalRule
 from strategies.private_averaging import PrivateAveraging
 
+pytestmark = pytest.mark.usefixtures("fast_polling")
+
 D = 30_000
 Z, C, LR = 1.5, 2.0, 0.25
 # The standard deviation of 30 000 normal numbers is known to 0.4 %: six times that.
 WITHIN = 0.025
 CLIENTS = 8
-
-
-@pytest.fixture(autouse=True)
-def fast_polling(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(delivery, "_POLL_SECONDS", 0.002)
-    monkeypatch.setattr(delivery, "_POLL_SECONDS_PER_MESSAGE", 0.0)
-    monkeypatch.setattr(enrolment, "_POLL_SECONDS", 0.002)
 
 
 def state_of(w: np.ndarray, mark: int = 0) -> ArrayRecord:

@@ -7,7 +7,7 @@ from typing import Any
 
 import dp_accounting
 import pytest
-from digits_runs import configuration
+from digits_runs import PRIVATE, configuration, private_run
 from dp_accounting.rdp import RdpAccountant
 from opacus.accountants import RDPAccountant
 from rich.console import Console
@@ -20,24 +20,12 @@ from server_app.run_folder import read_summary
 from strategies import spent
 from strategies.accounting import Release
 
-DP = {
-    "algorithm": "dp-fedavg",
-    "clip_norm": 1.0,
-    "noise_multiplier": 2.0,
-    "participation": "poisson",
-    "sample_rate": 0.5,
-    "instruments": False,
-}
 COHORT = {
     "participation": "fixed",
     "sample_rate": 1.0,
     "clients_per_round": 2,
     "neighbours": "replace-one",
 }
-
-
-def private_run(folder: Path, console: Console | None = None, **options: Any) -> dict[str, Any]:
-    return simulate(configuration(folder, **{**DP, **options}), console or Console(quiet=True))
 
 
 def told_of_privacy(summary: dict[str, Any]) -> list[str]:
@@ -170,7 +158,7 @@ def test_the_privacy_of_examples_is_told_where_the_run_ends(
         "report": True,
     }
     if clients_too:
-        options |= {**DP, "participation": "full", "sample_rate": 1.0}
+        options |= {**PRIVATE, "participation": "full", "sample_rate": 1.0}
     summary = simulate(configuration(tmp_path, **options), Console(quiet=True))
     finish(summary)
     told = summary["sample_privacy"]

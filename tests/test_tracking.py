@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from digits_runs import configuration
+from digits_runs import PRIVATE, configuration
 from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -17,15 +17,6 @@ from server_app.config import ConfigError
 from server_app.run import prepare
 from server_app.run_folder import read_metrics, read_summary
 from server_app.tracking import Guarded, check_tracking, make_trackers, scalars
-
-PRIVATE: dict[str, Any] = {
-    "algorithm": "dp-fedavg",
-    "clip_norm": 1.0,
-    "noise_multiplier": 2.0,
-    "participation": "poisson",
-    "sample_rate": 0.5,
-    "instruments": False,
-}
 
 
 def tracked_run(folder: Path, **options: Any) -> dict[str, Any]:

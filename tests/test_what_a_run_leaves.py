@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from digits_runs import configuration
+from digits_runs import PRIVATE, configuration
 from rich.console import Console
 
 from launch.cli import finish
@@ -26,13 +26,8 @@ from strategies import NotEnoughClients
 from strategies.reports import RoundReport
 
 ROUNDS = 4
-PRIVATE: dict[str, Any] = {
-    "algorithm": "dp-fedavg",
-    "clip_norm": 1.0,
-    "noise_multiplier": 2.0,
-    "participation": "poisson",
-    "sample_rate": 0.5,
-    "instruments": False,
+EVERYTHING: dict[str, Any] = {
+    **PRIVATE,
     "num_server_rounds": ROUNDS,
     "state_every": 1,
     "checkpoint_every": 1,
@@ -47,7 +42,7 @@ class Killed(BaseException):
 
 
 def run(folder: Path, *observers: Observe, **options: Any) -> dict[str, Any]:
-    config = configuration(folder, **{**PRIVATE, **options})
+    config = configuration(folder, **{**EVERYTHING, **options})
     return simulate(config, Console(quiet=True), observers=observers)
 
 
@@ -229,7 +224,7 @@ def test_no_files_time_tells_how_long_a_round_took(tmp_path: Path) -> None:
 
 def test_nor_those_of_a_run_whose_end_its_command_wrote_down(tmp_path: Path) -> None:
     killed(tmp_path, 2)
-    config = configuration(tmp_path, **PRIVATE)
+    config = configuration(tmp_path, **EVERYTHING)
     assert write_failure(tmp_path, config, "killed", privacy_of_dead_run(config, tmp_path))
     publish(tmp_path)
     assert len(times(tmp_path)) == 1
@@ -255,7 +250,7 @@ def test_a_private_run_says_where_rejections_are_whether_or_not_there_are_any(
     tmp_path: Path,
 ) -> None:
     for private in (True, False):
-        config = configuration(tmp_path / str(private), **PRIVATE, claim_privacy=private)
+        config = configuration(tmp_path / str(private), **EVERYTHING, claim_privacy=private)
         told = " ".join(prepare(config).notes)
         assert ("is told in the run folder's operator.jsonl alone" in told) == private
 
@@ -282,4 +277,4 @@ def test_a_folder_that_is_somebody_elses_is_one_line(
 
     monkeypatch.setattr(Path, "chmod", refuse)
     with pytest.raises(ConfigError, match=r"output-dir = .* cannot be written: Operation not perm"):
-        create_folder(tmp_path, configuration(tmp_path, **PRIVATE))
+        create_folder(tmp_path, configuration(tmp_path, **EVERYTHING))
