@@ -159,7 +159,7 @@ class Watch:
             say(f"connected to {self._settings.server} as node {found.group(1)}")
         elif found := _FAILED.search(line):
             self._failed(*found.groups())
-        elif "successfully" in line:
+        elif "successfully" in line and self._code != "UNAUTHENTICATED":
             self._code = ""
         elif "Connection successful after" in line and self._away:
             self._away = False
@@ -176,6 +176,9 @@ class Watch:
 
     def _failed(self, code: str, words: str) -> None:
         """Take in what a call failed with."""
+        # Once it is sent away, or told to stop, what else it has under way fails too.
+        if code == "CANCELLED" or self._code == "UNAUTHENTICATED":
+            return
         self._code, self._words = code, words
         if found := _CODE.search(words):
             self._complaint = found.group(1)

@@ -113,6 +113,7 @@ BARRED = "its key is barred (source) until the operator lifts it: blackthorn reg
             0,
             "fl.example.org:9092 has sent this client away: its key was unregistered there",
         ),
+        ("CANCELLED: Channel closed!", 0, "somebody stopped the SuperNode"),
         ("UNAVAILABLE: Socket closed", 0, "somebody stopped the SuperNode"),
         ("UNAVAILABLE: Socket closed", -9, "supernode was killed by signal 9: the last line"),
     ],
@@ -122,6 +123,8 @@ def test_a_client_says_what_ended_its_connection(
 ) -> None:
     watch.line(CONNECTED)
     watch.line(FAILED_CALL + failure)
+    # As its channel is closed then.
+    watch.line(f"{FAILED_CALL}CANCELLED: Channel closed!")
     assert watch.end(status, "first\nthe last line\n") == reason
 
 
