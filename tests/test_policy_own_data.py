@@ -224,3 +224,31 @@ def test_a_policy_for_own_examples_says_what_they_are(
     assert "set input-shape, such as" in line
     Path("policy.toml").write_text(POLICY)
     assert start(monkeypatch, ["data.npz"]) in (None, 0)
+
+
+@pytest.mark.parametrize(
+    ("policy", "label", "said"),
+    [
+        ("max-sample-epsilon = 8.0\n", 0, "must say what the examples of"),
+        (POLICY.replace("8", "3"), 7, "row 20 (from 0): y holds 7, allowed are 0 to 2"),
+    ],
+)
+def test_a_cluster_with_a_policy_checks_its_clients_examples_as_well(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    policy: str,
+    label: int,
+    said: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("policy.toml").write_text(policy)
+    np.savez("data.npz", **one_more(1.0, label))  # type: ignore[arg-type]
+    kind = 'task = "own-data"\ninput-shape = "1,4,4"\nnum-classes = 8\nnum-clients = 1\n'
+    Path("recipe.toml").write_text(kind)
+    command = "blackthorn cluster recipe.toml --policy policy.toml --data data.npz"
+    monkeypatch.setattr(sys, "argv", command.split())
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert caught.value.code == 2
+    assert said in capsys.readouterr().err
