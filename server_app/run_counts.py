@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from server_app.folder_place import OPERATOR
 from server_app.state_files import Saved
 from strategies import RoundReport
 
@@ -66,9 +67,11 @@ class Counts:
 
 
 def _why(report: RoundReport, skipped: str) -> str:
-    """Why the round was skipped, with one of the rejections that led to it where that may be
-    told: nobody learns what a single client sent in a private run."""
-    if not report.rejected or report.confidential:
+    """Why the round was skipped, with one of the rejections that led to it. In a private run
+    nobody is told: how many replies there were is in it."""
+    if report.confidential:
+        return f"why is in the run folder's {OPERATOR} alone"
+    if not report.rejected:
         return skipped
     first = report.rejected[0]
     return f"{skipped}; client {first.client} was rejected: {first.reason}"

@@ -247,7 +247,7 @@ class RunFolder:
         summary: dict[str, Any] = {
             **_what_ran(self._config),
             "rounds_completed": self._counts.rounds,
-            "rounds_skipped": self._counts.rounds_skipped,
+            "rounds_skipped": None if self._confidential else self._counts.rounds_skipped,
             "final": self._counts.final,
             "output_round": self._output_round,
             **self._extra.of_run(),

@@ -15,7 +15,7 @@ from rich.console import Console
 from server_app.config import ConfigError, make_config
 from server_app.privacy import privacy_of_dead_run, privacy_plan
 from server_app.privacy_checks import claims_privacy
-from server_app.run import prepare
+from server_app.run import RunFailed, prepare
 from server_app.run_folder import read_metrics, read_summary, write_failure
 from strategies import spent
 from strategies.accounting import Release
@@ -302,6 +302,19 @@ def test_noise_at_the_clients_says_what_the_server_learns(tmp_path: Path) -> Non
     assert more["rounds_charged"] == 2 * privacy["rounds_charged"]
     assert more["local"]["epsilon"] == pytest.approx(local)
     assert "messages of this run alone" in more["local"]["claim"]
+
+
+def test_a_failed_run_does_not_say_how_many_replied(tmp_path: Path) -> None:
+    """Krum needs five replies, and one of five clients fails."""
+    at_clients = {"noise_location": "client", "participation": "full", "sample_rate": 1.0}
+    failing = {"num_clients": 5, "num_byzantine": 1, "attack": "raise"}
+    with pytest.raises(RunFailed, match="no round changed the model"):
+        private_run(tmp_path, aggregator="krum", num_corrupt=1, **at_clients, **failing)
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["reason"].endswith("why is in the run folder's operator.jsonl alone")
+    assert summary["rounds_skipped"] is None
+    lines = [json.loads(line) for line in (tmp_path / "operator.jsonl").read_text().splitlines()]
+    assert all("K" in line["skipped"] for line in lines if line["round"])
 
 
 def test_a_robust_rule_claims_the_local_figure_alone(tmp_path: Path) -> None:
