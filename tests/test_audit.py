@@ -192,7 +192,7 @@ FULL = {"dp_sgd_sample_rate": 1.0}
         (dp_sgd, "summed / spec.batch_size", "summed / max(1, len(drawn))", FULL),
         (dp_sgd, "(len(w),), deviation", "(len(w),), deviation * 8 / len(examples)", {}),
         (dp_sgd, "deviation = spec.noise", "deviation = 0.02 * spec.noise", FULL),
-        (dp_sgd, "clip(gradients.double(), spec.clip_norm)", "10 * gradients.double()", FULL),
+        (dp_sgd, "clip(gradient.double(), spec.clip_norm)", "10 * gradient.double()", FULL),
         (
             dp_sgd,
             "< spec.sample_rate",
