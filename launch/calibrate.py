@@ -90,11 +90,9 @@ def dp(
     ] = None,
 ) -> None:
     """The noise multiplier that a privacy budget asks for, or the epsilon that a noise multiplier
-    costs, by accountant and by neighbours.
+    costs (--noise-multiplier in place of --epsilon), by accountant and by neighbours.
 
     Example: blackthorn calibrate dp --epsilon 5 --delta 1e-5 --sample-rate 0.2 --rounds 100
-
-    And back: blackthorn calibrate dp --noise-multiplier 1.1 --sample-rate 0.2 --rounds 100
     """
     from strategies.accounting import ACCOUNTANTS, calibrate, spent
 

@@ -1,7 +1,9 @@
 """Fixtures for all tests."""
 
+import logging
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,13 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 # A time limit ends pytest with SIGTERM: what the tests have started is then stopped all the same.
 signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True)
+def audible() -> Iterator[None]:
+    """A simulation quiets the log of the process that it is alone in; tests are many in one."""
+    yield
+    logging.getLogger("blackthorn").setLevel(logging.NOTSET)
 
 
 @pytest.fixture(scope="session")
