@@ -1,8 +1,5 @@
 """The processes of a Flower deployment on loopback: started in order, watched, stopped in order."""
 
-import contextlib
-import os
-import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,11 +12,10 @@ from .ports import LOOPBACK, free_loopback_ports
 from .processes import ProcessGroup, ProcessKeeper
 from .supervisor import obituary
 from .workplace import (
-    CLUSTER_VARIABLE,
     NODE_VARIABLE,
     Workplace,
+    end_marked,
     fork_server_command,
-    marked_processes,
     write_secret,
 )
 
@@ -33,8 +29,6 @@ FLOWER_MODULES = (
 _APIS = ("serverappio", "fleet", "control", "health")
 _PORT_DRAWS = 5
 _GRACE_SECONDS = 5.0
-# What the kernel may need to carry out a SIGKILL on a busy machine.
-_KILL_SECONDS = 10.0
 
 
 class DeploymentError(RuntimeError):
@@ -235,17 +229,6 @@ class Deployment:
             if not group.alive:
                 raise DeploymentError(_obituary(group))
         return control.online_nodes() >= len(self._nodes)
-
-
-def end_marked(cluster_id: str) -> None:
-    """End what a deployment's apps started and that left their process groups; returns then."""
-    mark = {f"{CLUSTER_VARIABLE}={cluster_id}".encode()}
-    end = time.monotonic() + _KILL_SECONDS
-    while (left := marked_processes(mark)) and time.monotonic() < end:
-        for pid in left:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        time.sleep(0.02)
 
 
 def _obituary(group: ProcessGroup) -> str:

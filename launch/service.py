@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from . import interrupts
-from .deployment import end_marked
 from .flower_programs import POLL_VARIABLE
 from .processes import ProcessKeeper
 from .supervisor import Supervisor
-from .workplace import Workplace
+from .workplace import Workplace, end_marked
 
 GRACE_SECONDS = 5.0
 # On a network, a look for work is a request to somebody else's machine.

@@ -1,9 +1,12 @@
 """Folders, environment and executables of one deployment's processes."""
 
+import contextlib
 import json
 import os
 import secrets
+import signal
 import sysconfig
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -14,6 +17,8 @@ from . import flower_programs
 from .ports import LOOPBACK
 
 CLUSTER_VARIABLE = "BLACKTHORN_CLUSTER"
+# What the kernel may need to carry out a SIGKILL on a busy machine.
+_KILL_SECONDS = 10.0
 NODE_VARIABLE = "BLACKTHORN_NODE"
 # The name under which the `flwr` command knows the SuperLink.
 CONNECTION = "local"
@@ -189,3 +194,14 @@ def marked_processes(marks: set[bytes]) -> list[int]:
         if marks <= variables and int(environment.parent.name) != os.getpid():
             found.append(int(environment.parent.name))
     return found
+
+
+def end_marked(cluster_id: str) -> None:
+    """End what a deployment's apps started and that left their process groups; returns then."""
+    mark = {f"{CLUSTER_VARIABLE}={cluster_id}".encode()}
+    end = time.monotonic() + _KILL_SECONDS
+    while (left := marked_processes(mark)) and time.monotonic() < end:
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.02)
