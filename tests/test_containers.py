@@ -154,13 +154,17 @@ def test_over_tls_a_run_outlives_its_containers(
 
 
 def check_whole(folder: Path, rounds: int, said: str) -> dict[str, Any]:
-    """It has completed, every round is on record once, and the liar counted in none."""
+    """It has completed, every round is on record once, and the liar counted in none that had
+    everybody. (Two or three replies are too few for the rule to leave out any.)"""
     summary = read_summary(folder)
     assert summary is not None, said
     assert (summary["status"], summary["rounds_completed"]) == ("completed", rounds), said
     entries = list(read_metrics(folder))
     assert [entry["round"] for entry in entries] == list(range(rounds + 1))
-    assert all(LIAR in entry["filtered"] for entry in entries[1:])
+    with_all = [entry for entry in entries[1:] if entry["replied"] == CLIENTS + BYZANTINE]
+    assert all(LIAR in entry["filtered"] for entry in with_all)
+    # Until the last strike, after which the clients that come back miss a round or more.
+    assert len(with_all) >= min(rounds, max(STRUCK))
     return summary
 
 
