@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.measuring import Measurement, measure
-from strategies import aggregation
+from blackthorn.strategies import aggregation
 
 SIZES = "200x2e4,50x1e6,50x1e7"
 # A peer copies the updates up to six times; whoever shares the machine shall not suffer for it.

@@ -14,13 +14,13 @@ import torch
 from flwr.app import ArrayRecord
 
 from benchmarks.workloads import WORKLOADS, Workload
-from server_app.config import RunConfig, make_config
-from simulation.engine import EngineGrid
-from strategies import GFedAvg
-from strategies.participation import FixedParticipation
-from strategies.reports import RoundReport
-from tasks.problem import Problem, load_problem
-from tasks.shards import ExampleShard
+from blackthorn.server_app.config import RunConfig, make_config
+from blackthorn.simulation.engine import EngineGrid
+from blackthorn.strategies import GFedAvg
+from blackthorn.strategies.participation import FixedParticipation
+from blackthorn.strategies.reports import RoundReport
+from blackthorn.tasks.problem import Problem, load_problem
+from blackthorn.tasks.shards import ExampleShard
 
 
 class DealtProblem(Problem):

@@ -12,10 +12,10 @@ from flwr.app import ArrayRecord, Context
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 
-from server_app.config import make_config
-from server_app.run import execute, prepare
-from strategies.delivery import poll_interval
-from strategies.reports import RoundReport
+from blackthorn.server_app.config import make_config
+from blackthorn.server_app.run import execute, prepare
+from blackthorn.strategies.delivery import poll_interval
+from blackthorn.strategies.reports import RoundReport
 
 SECONDS = "seconds.json"
 

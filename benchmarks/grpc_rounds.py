@@ -29,9 +29,9 @@ from rich.table import Table
 
 from benchmarks.grpc_apps import SECONDS
 from blackthorn.__main__ import app_root
-from launch.app_bundle import PACKAGES, Scalar, stage_app
-from launch.flower_cluster import DeploymentError, FlowerCluster
-from server_app.run_folder import read_metrics
+from blackthorn.launch.app_bundle import PACKAGES, Scalar, stage_app
+from blackthorn.launch.flower_cluster import DeploymentError, FlowerCluster
+from blackthorn.server_app.run_folder import read_metrics
 
 CLIENTS = 4
 # Digits: 64 inputs and ten classes.

@@ -20,7 +20,7 @@ from flwr.simulation import run_simulation
 from torch import nn
 
 from benchmarks.workloads import WORKLOADS, client_examples, local_batch, module
-from tasks.datasets import Examples
+from blackthorn.tasks.datasets import Examples
 
 NAME = "BLACKTHORN_BENCHMARK_WORKLOAD"
 ROUNDS = "BLACKTHORN_BENCHMARK_ROUNDS"

@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from tasks.datasets import Examples, load_dataset
-from tasks.models import build_model
+from blackthorn.tasks.datasets import Examples, load_dataset
+from blackthorn.tasks.models import build_model
 
 
 @dataclass(frozen=True)

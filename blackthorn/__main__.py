@@ -16,7 +16,7 @@ def main() -> None:
     # Threads that spin while they wait slow everything down tenfold on a machine that is shared.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     sys.path.insert(0, str(app_root()))
-    from launch.cli import main as run_command_line
+    from blackthorn.launch.cli import main as run_command_line
 
     run_command_line()
 

@@ -2,9 +2,9 @@
 
 import torch
 
-from server_app.config import RunConfig
-from strategies.bounding import clip, normalize, row_norms
-from strategies.local_rule import (
+from blackthorn.server_app.config import RunConfig
+from blackthorn.strategies.bounding import clip, normalize, row_norms
+from blackthorn.strategies.local_rule import (
     BOUND,
     CLIP_GRADIENT,
     CLIP_MODEL,

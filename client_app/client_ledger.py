@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from strategies.accounting import Charge
-from strategies.durable_file import PRIVATE_FOLDER
-from strategies.ledger_file import (
+from blackthorn.strategies.accounting import Charge
+from blackthorn.strategies.durable_file import PRIVATE_FOLDER
+from blackthorn.strategies.ledger_file import (
     FORMAT,
     begins_anew,
     behind_links,
@@ -25,7 +25,7 @@ from strategies.ledger_file import (
     read_charge,
     refuse_copy,
 )
-from strategies.locked_file import FileInUse, LockedFile
+from blackthorn.strategies.locked_file import FileInUse, LockedFile
 
 _KIND = "client"
 # Several of a client's programs may want it at once, each for some milliseconds.

@@ -1,10 +1,10 @@
 """What a client does by its run's configuration, against what the server asks for in the round."""
 
-from client_app.disclosure import PublicRefusal
-from client_app.messages import RoundRequest
-from server_app.config import RunConfig, clip_units, noise_shares
-from server_app.privacy_checks import is_noised
-from strategies.local_rule import (
+from blackthorn.client_app.disclosure import PublicRefusal
+from blackthorn.client_app.messages import RoundRequest
+from blackthorn.server_app.config import RunConfig, clip_units, noise_shares
+from blackthorn.server_app.privacy_checks import is_noised
+from blackthorn.strategies.local_rule import (
     BOUND,
     CLIP_GRADIENT,
     CLIP_MODEL,
@@ -22,7 +22,7 @@ from strategies.local_rule import (
     TEMPERATURE,
     LocalRule,
 )
-from strategies.update_clipping import ClipNorm, check_float32
+from blackthorn.strategies.update_clipping import ClipNorm, check_float32
 
 _RULES = {
     "fat-clipping-pi": CLIP_GRADIENT,

@@ -13,16 +13,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from server_app.config import RunConfig
-from server_app.privacy_checks import claims_sample_privacy
-from strategies.accounting import Charge, Figure, Release, spent
-from strategies.bounding import clip
-from strategies.entropy import Randomness, SeededRandomness, SystemRandomness
-from strategies.noise import gaussian_noise, on_grid
-from strategies.update_clipping import check_float32
-from tasks.datasets import Examples
-from tasks.flat_model import FlatModel
-from tasks.shards import ExampleShard, Shard
+from blackthorn.server_app.config import RunConfig
+from blackthorn.server_app.privacy_checks import claims_sample_privacy
+from blackthorn.strategies.accounting import Charge, Figure, Release, spent
+from blackthorn.strategies.bounding import clip
+from blackthorn.strategies.entropy import Randomness, SeededRandomness, SystemRandomness
+from blackthorn.strategies.noise import gaussian_noise, on_grid
+from blackthorn.strategies.update_clipping import check_float32
+from blackthorn.tasks.datasets import Examples
+from blackthorn.tasks.flat_model import FlatModel
+from blackthorn.tasks.shards import ExampleShard, Shard
 
 _STREAM = 0xD95D
 

@@ -7,16 +7,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from server_app.config import RunConfig
-from strategies.langevin import Langevin, step_size
-from strategies.local_rule import (
+from blackthorn.server_app.config import RunConfig
+from blackthorn.strategies.langevin import Langevin, step_size
+from blackthorn.strategies.local_rule import (
     PRIOR_PRECISION,
     SHARED_FRACTION,
     STEP_SIZE,
     STRONG_CONVEXITY,
     TEMPERATURE,
 )
-from strategies.shared_noise import shared_noise
+from blackthorn.strategies.shared_noise import shared_noise
 
 from .messages import RoundRequest
 

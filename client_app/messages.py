@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
-from strategies.array_codec import decode, encode
-from strategies.local_rule import RULE, LocalRule
-from tasks.flat_model import FlatModel
+from blackthorn.strategies.array_codec import decode, encode
+from blackthorn.strategies.local_rule import RULE, LocalRule
+from blackthorn.tasks.flat_model import FlatModel
 
 _NO_RECORDS = RecordDict()
 NUM_EXAMPLES = "num-examples"

@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
-from server_app.config import RunConfig
-from tasks.datasets import Examples
-from tasks.labelled import LabelledTask
-from tasks.own_data import load_own_data
-from tasks.problem import Problem, load_problem
-from tasks.shards import ExampleShard, Shard, split_held_out
+from blackthorn.server_app.config import RunConfig
+from blackthorn.tasks.datasets import Examples
+from blackthorn.tasks.labelled import LabelledTask
+from blackthorn.tasks.own_data import load_own_data
+from blackthorn.tasks.problem import Problem, load_problem
+from blackthorn.tasks.shards import ExampleShard, Shard, split_held_out
 
 from .disclosure import may_say
 from .training import client_generator

@@ -8,7 +8,7 @@ from pathlib import Path
 from flwr.app import Context, Message
 from flwr.clientapp.typing import ClientAppCallable
 
-from server_app.config import ConfigError, RunConfig, make_config
+from blackthorn.server_app.config import ConfigError, RunConfig, make_config
 
 from .client_ledger import ClientLedger, LedgerUnusable, Sent
 from .configured_rule import check_rule

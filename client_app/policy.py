@@ -13,7 +13,7 @@ from typing import Annotated, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from server_app.config import (
+from blackthorn.server_app.config import (
     AlgorithmName,
     ConfigError,
     RunConfig,
@@ -22,10 +22,10 @@ from server_app.config import (
     may_be_own_code,
     one_line,
 )
-from server_app.rounding import upward
-from strategies.accounting import LEAST_DELTA, Charge, Release, spent
-from tasks.labelled import example_form, parse_input_shape
-from tasks.own_data import load_own_data
+from blackthorn.server_app.rounding import upward
+from blackthorn.strategies.accounting import LEAST_DELTA, Charge, Release, spent
+from blackthorn.tasks.labelled import example_form, parse_input_shape
+from blackthorn.tasks.own_data import load_own_data
 
 from .disclosure import PublicRefusal, level
 from .dp_sgd import dp_sgd_of

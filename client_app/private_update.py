@@ -5,14 +5,14 @@ from collections.abc import Sequence
 
 import torch
 
-from client_app.bounding import bounded_models, bounded_update
-from client_app.disclosure import PublicRefusal
-from client_app.messages import RoundRequest
-from server_app.config import RunConfig, noise_shares
-from strategies.entropy import Randomness, SeededRandomness, SystemRandomness
-from strategies.local_rule import BOUND, NOISE_MULTIPLIER, NOISE_SHARES, LocalRule
-from strategies.noise import client_deviation, gaussian_noise, on_grid
-from strategies.update_clipping import check_float32
+from blackthorn.client_app.bounding import bounded_models, bounded_update
+from blackthorn.client_app.disclosure import PublicRefusal
+from blackthorn.client_app.messages import RoundRequest
+from blackthorn.server_app.config import RunConfig, noise_shares
+from blackthorn.strategies.entropy import Randomness, SeededRandomness, SystemRandomness
+from blackthorn.strategies.local_rule import BOUND, NOISE_MULTIPLIER, NOISE_SHARES, LocalRule
+from blackthorn.strategies.noise import client_deviation, gaussian_noise, on_grid
+from blackthorn.strategies.update_clipping import check_float32
 
 _NOISE_STREAM = 0x6E01
 

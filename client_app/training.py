@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from strategies.bounding import clip
-from tasks.flat_model import FlatModel
-from tasks.shards import ExampleShard, Shard
+from blackthorn.strategies.bounding import clip
+from blackthorn.tasks.flat_model import FlatModel
+from blackthorn.tasks.shards import ExampleShard, Shard
 
 # What the batch and the parameters of the clients trained together may take, in bytes.
 _CHUNK_BYTES = 24 * 2**20

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from attacks import redrawn_corrupt
-from experiments.engine_run import EngineRun, run_alone
-from experiments.finding import Claim, Finding, between, unchecked
-from experiments.study import (
+from blackthorn.attacks import redrawn_corrupt
+from blackthorn.experiments.engine_run import EngineRun, run_alone
+from blackthorn.experiments.finding import Claim, Finding, between, unchecked
+from blackthorn.experiments.study import (
     Cell,
     Context,
     Numbers,
@@ -21,13 +21,13 @@ from experiments.study import (
     series,
     spread,
 )
-from server_app.config import make_config
-from server_app.figures import CYCLE, legend_above, new_figure
-from strategies.reports import RoundReport
-from tasks.datasets import Examples
-from tasks.evaluation import evaluate
-from tasks.labelled import LabelledTask
-from tasks.problem import Problem, load_problem
+from blackthorn.server_app.config import make_config
+from blackthorn.server_app.figures import CYCLE, legend_above, new_figure
+from blackthorn.strategies.reports import RoundReport
+from blackthorn.tasks.datasets import Examples
+from blackthorn.tasks.evaluation import evaluate
+from blackthorn.tasks.labelled import LabelledTask
+from blackthorn.tasks.problem import Problem, load_problem
 
 # 200 clients, each with 1000 images of three digits; 25 of them lie, others in every round.
 SETTING: dict[str, str | int | float] = {

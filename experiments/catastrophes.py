@@ -6,15 +6,25 @@ from typing import Any
 
 import numpy as np
 
-from experiments.engine_run import run_watched
-from experiments.finding import Claim, Finding, between, unchecked
-from experiments.study import Cell, Context, Numbers, Plot, Scale, Section, Table, Value, series
-from server_app.figures import BLUE, CYCLE, ORANGE, new_figure
-from strategies.bounding import row_norms
-from strategies.failure_detector import FailureDetector
-from strategies.frame import Observer
-from strategies.reports import RoundReport
-from tasks.problem import Problem
+from blackthorn.experiments.engine_run import run_watched
+from blackthorn.experiments.finding import Claim, Finding, between, unchecked
+from blackthorn.experiments.study import (
+    Cell,
+    Context,
+    Numbers,
+    Plot,
+    Scale,
+    Section,
+    Table,
+    Value,
+    series,
+)
+from blackthorn.server_app.figures import BLUE, CYCLE, ORANGE, new_figure
+from blackthorn.strategies.bounding import row_norms
+from blackthorn.strategies.failure_detector import FailureDetector
+from blackthorn.strategies.frame import Observer
+from blackthorn.strategies.reports import RoundReport
+from blackthorn.tasks.problem import Problem
 
 # Ten clients of whom five take part, as in the paper. The local rate is one that training without
 # clipping does not survive; the paper does not say its own.

@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from experiments.engine_run import run_watched
-from experiments.study import Cell, Context, Label, Value
-from strategies.bounding import row_norms
-from strategies.frame import Observer
-from strategies.instruments import measure_updates
-from strategies.reports import RoundReport
-from tasks.problem import Problem
+from blackthorn.experiments.engine_run import run_watched
+from blackthorn.experiments.study import Cell, Context, Label, Value
+from blackthorn.strategies.bounding import row_norms
+from blackthorn.strategies.frame import Observer
+from blackthorn.strategies.instruments import measure_updates
+from blackthorn.strategies.reports import RoundReport
+from blackthorn.tasks.problem import Problem
 
 FEDAVG, CLIPPED = "FedAvg", "CE-FedAvg"
 SHOWN_ROUND = 16  # of Figures 1 to 3

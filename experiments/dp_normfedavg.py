@@ -1,7 +1,7 @@
 """DP-NormFedAvg (Das et al.): what normalising is worth over clipping, at the same privacy."""
 
-from experiments import private_fashion, private_quadratic
-from experiments.study import Experiment, Paper
+from blackthorn.experiments import private_fashion, private_quadratic
+from blackthorn.experiments.study import Experiment, Paper
 
 PAPER = Paper(
     "dp-normfedavg",

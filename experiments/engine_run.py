@@ -6,12 +6,12 @@ from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord
 
-from server_app.build import build_strategy
-from server_app.config import RunConfig, make_config
-from server_app.run import server_evaluation, with_simulated_attack
-from simulation.engine import EngineGrid, train_together
-from strategies.frame import EvaluateFn, Observer
-from tasks.problem import Problem, load_problem
+from blackthorn.server_app.build import build_strategy
+from blackthorn.server_app.config import RunConfig, make_config
+from blackthorn.server_app.run import server_evaluation, with_simulated_attack
+from blackthorn.simulation.engine import EngineGrid, train_together
+from blackthorn.strategies.frame import EvaluateFn, Observer
+from blackthorn.tasks.problem import Problem, load_problem
 
 
 @dataclass(frozen=True)

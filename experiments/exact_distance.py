@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from experiments.finding import Claim, Finding, between
-from experiments.gaussian_chain import (
+from blackthorn.experiments.finding import Claim, Finding, between
+from blackthorn.experiments.gaussian_chain import (
     Energies,
     Moments,
     Participation,
@@ -21,11 +21,11 @@ from experiments.gaussian_chain import (
     scheme_2,
     stationary,
 )
-from experiments.study import Cell, Context, Numbers, Plot, Scale, Section, Table, Value
-from server_app.figures import CYCLE, legend_above, new_figure
-from strategies.langevin import step_size
-from strategies.wasserstein import gaussian_distance
-from tasks.bayes_linear import heterogeneous_clients
+from blackthorn.experiments.study import Cell, Context, Numbers, Plot, Scale, Section, Table, Value
+from blackthorn.server_app.figures import CYCLE, legend_above, new_figure
+from blackthorn.strategies.langevin import step_size
+from blackthorn.strategies.wasserstein import gaussian_distance
+from blackthorn.tasks.bayes_linear import heterogeneous_clients
 
 # Bayesian linear regression in three dimensions, ten clients of about 20 examples.
 SETTING: dict[str, Any] = {

@@ -1,7 +1,7 @@
 """FA-LD (Deng et al.): how far its chain is from a posterior, and what its samples are worth."""
 
-from experiments import exact_distance, posterior_fashion, sampled_distance
-from experiments.study import Experiment, Paper
+from blackthorn.experiments import exact_distance, posterior_fashion, sampled_distance
+from blackthorn.experiments.study import Experiment, Paper
 
 PAPER = Paper(
     "fa-ld",

@@ -1,7 +1,7 @@
 """FAT-Clipping (Yang et al.): what clipping is worth where gradients have fat tails."""
 
-from experiments import catastrophes, synthetic_noise, update_tails
-from experiments.study import Experiment, Paper
+from blackthorn.experiments import catastrophes, synthetic_noise, update_tails
+from blackthorn.experiments.study import Experiment, Paper
 
 PAPER = Paper(
     "fat-clipping",

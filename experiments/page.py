@@ -10,9 +10,9 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 from matplotlib.figure import Figure
 
-from experiments.finding import Claim
-from experiments.study import Experiment, Paper, Section, Table
-from server_app.report_page import STYLE
+from blackthorn.experiments.finding import Claim
+from blackthorn.experiments.study import Experiment, Paper, Section, Table
+from blackthorn.server_app.report_page import STYLE
 
 _STYLE = (
     STYLE

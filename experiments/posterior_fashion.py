@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file
 
-from experiments.finding import Claim, Finding, unchecked
-from experiments.study import (
+from blackthorn.experiments.finding import Claim, Finding, unchecked
+from blackthorn.experiments.study import (
     Cell,
     Context,
     Numbers,
@@ -21,13 +21,13 @@ from experiments.study import (
     series,
     spread,
 )
-from server_app.calibration import calibration
-from server_app.config import RunConfig, make_config
-from server_app.figures import CYCLE, legend_above, new_figure
-from server_app.prediction import class_probabilities, predict_with
-from server_app.run import PreparedRun, execute, prepare
-from simulation.engine import EngineGrid
-from tasks.labelled import LabelledTask, load_task
+from blackthorn.server_app.calibration import calibration
+from blackthorn.server_app.config import RunConfig, make_config
+from blackthorn.server_app.figures import CYCLE, legend_above, new_figure
+from blackthorn.server_app.prediction import class_probabilities, predict_with
+from blackthorn.server_app.run import PreparedRun, execute, prepare
+from blackthorn.simulation.engine import EngineGrid
+from blackthorn.tasks.labelled import LabelledTask, load_task
 
 # recipes/fa-ld-fashion-mnist.toml (a test compares them).
 SETTING: dict[str, str | int | float | bool] = {

@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from experiments.engine_run import run_watched
-from experiments.finding import Claim, Finding, between, unchecked
-from experiments.private_quadratic import PRIVATE
-from experiments.study import (
+from blackthorn.experiments.engine_run import run_watched
+from blackthorn.experiments.finding import Claim, Finding, between, unchecked
+from blackthorn.experiments.private_quadratic import PRIVATE
+from blackthorn.experiments.study import (
     Cell,
     Context,
     Numbers,
@@ -20,10 +20,10 @@ from experiments.study import (
     series,
     spread,
 )
-from server_app.figures import CYCLE, legend_above, new_figure
-from strategies.frame import Observer
-from strategies.reports import RoundReport
-from tasks.problem import Problem
+from blackthorn.server_app.figures import CYCLE, legend_above, new_figure
+from blackthorn.strategies.frame import Observer
+from blackthorn.strategies.reports import RoundReport
+from blackthorn.tasks.problem import Problem
 
 # Logistic regression from zeros; 3000 clients of 20 examples each.
 SETTING: dict[str, Any] = {

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from experiments.engine_run import EngineRun, run_alone
-from experiments.finding import Claim, Finding, between
-from experiments.study import (
+from blackthorn.experiments.engine_run import EngineRun, run_alone
+from blackthorn.experiments.finding import Claim, Finding, between
+from blackthorn.experiments.study import (
     Cell,
     Context,
     Numbers,
@@ -21,13 +21,13 @@ from experiments.study import (
     series,
     spread,
 )
-from server_app.config import RunConfig, make_config
-from server_app.figures import BLUE, CYCLE, ORANGE, legend_above, new_figure
-from strategies.bounding import clip, normalize
-from strategies.reports import RoundReport
-from tasks.flat_model import FlatModel
-from tasks.least_squares import LeastSquares
-from tasks.problem import Problem
+from blackthorn.server_app.config import RunConfig, make_config
+from blackthorn.server_app.figures import BLUE, CYCLE, ORANGE, legend_above, new_figure
+from blackthorn.strategies.bounding import clip, normalize
+from blackthorn.strategies.reports import RoundReport
+from blackthorn.tasks.flat_model import FlatModel
+from blackthorn.tasks.least_squares import LeastSquares
+from blackthorn.tasks.problem import Problem
 
 PRIVATE = {"clipping": "dp-fedavg", "normalising": "dp-normfedavg"}
 BOUNDS = (100.0, 50.0, 40.0)

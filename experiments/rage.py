@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from experiments import byzantine_mnist
-from experiments.study import Cell, Experiment, Numbers, Paper, Scale, Section
+from blackthorn.experiments import byzantine_mnist
+from blackthorn.experiments.study import Cell, Experiment, Numbers, Paper, Scale, Section
 
 
 def _attack(name: str) -> Experiment:

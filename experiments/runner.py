@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from experiments.store import Store
-from experiments.study import Cell, Context, Experiment, Label, Scale, Value
+from blackthorn.experiments.store import Store
+from blackthorn.experiments.study import Cell, Context, Experiment, Label, Scale, Value
 
 
 @dataclass

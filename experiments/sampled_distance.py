@@ -6,15 +6,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from experiments.exact_distance import distance
-from experiments.finding import Claim, Finding, between
-from experiments.gaussian_chain import chain, energies, full, scheme_1, stationary
-from experiments.study import Cell, Context, Numbers, Scale, Section, Table, Value
-from server_app.config import RunConfig, make_config
-from server_app.run import execute, prepare
-from simulation.engine import EngineGrid
-from tasks.bayes_linear import BayesLinear
-from tasks.problem import load_problem
+from blackthorn.experiments.exact_distance import distance
+from blackthorn.experiments.finding import Claim, Finding, between
+from blackthorn.experiments.gaussian_chain import chain, energies, full, scheme_1, stationary
+from blackthorn.experiments.study import Cell, Context, Numbers, Scale, Section, Table, Value
+from blackthorn.server_app.config import RunConfig, make_config
+from blackthorn.server_app.run import execute, prepare
+from blackthorn.simulation.engine import EngineGrid
+from blackthorn.tasks.bayes_linear import BayesLinear
+from blackthorn.tasks.problem import load_problem
 
 # recipes/fa-ld-bayes-linear.toml (a test compares them).
 KNOWN_POSTERIOR: dict[str, str | int | float | bool] = {

@@ -3,12 +3,12 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from experiments.engine_run import EngineRun, run_alone
-from experiments.finding import Claim, Finding
-from experiments.study import Cell, Context, Numbers, Scale, Section, Table, Value
-from server_app.config import make_config
-from strategies.reports import RoundReport
-from tasks.problem import load_problem
+from blackthorn.experiments.engine_run import EngineRun, run_alone
+from blackthorn.experiments.finding import Claim, Finding
+from blackthorn.experiments.study import Cell, Context, Numbers, Scale, Section, Table, Value
+from blackthorn.server_app.config import make_config
+from blackthorn.strategies.reports import RoundReport
+from blackthorn.tasks.problem import load_problem
 
 Keys = dict[str, str | int | float]
 
@@ -25,7 +25,7 @@ TOLERANCE = 1e-6
 ONE: Keys = {"local-steps": 1}
 ALL: Keys = {"local-steps": 400, "local-lr": 0.05}
 CLIPPED: Keys = {"algorithm": "ce-fedavg", "clip-norm": 1.0}
-# The unit of c: see tasks.least_squares.table_4.
+# The unit of c: see blackthorn.tasks.least_squares.table_4.
 TABLE_4: dict[str, tuple[Keys, float]] = {
     "Q = 1, no clipping": ({**ONE, "local-lr": 0.05, "num-server-rounds": 40}, 0.0),
     "Q = ∞, no clipping": ({**ALL, "num-server-rounds": 3}, 13 / 9),

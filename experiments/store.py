@@ -7,7 +7,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
 
-from experiments.study import Value
+from blackthorn.experiments.study import Value
 
 
 class StoreInUse(ValueError):

@@ -10,8 +10,8 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from experiments.finding import Claim
-from tasks.datasets import DataUnavailable, load_dataset
+from blackthorn.experiments.finding import Claim
+from blackthorn.tasks.datasets import DataUnavailable, load_dataset
 
 Label = tuple[str | float | int, ...]
 Value = dict[str, Any]

@@ -7,15 +7,25 @@ from typing import Any
 import numpy as np
 import torch
 
-from experiments.engine_run import EngineRun, run_in_lockstep
-from experiments.finding import Claim, Finding, between
-from experiments.seeds import blocks
-from experiments.study import Cell, Context, Label, Numbers, Plot, Scale, Section, Table, Value
-from server_app.config import make_config
-from server_app.figures import CYCLE, legend_above, new_figure
-from strategies.frame import Observer
-from strategies.reports import RoundReport
-from tasks.problem import Problem, load_problem
+from blackthorn.experiments.engine_run import EngineRun, run_in_lockstep
+from blackthorn.experiments.finding import Claim, Finding, between
+from blackthorn.experiments.seeds import blocks
+from blackthorn.experiments.study import (
+    Cell,
+    Context,
+    Label,
+    Numbers,
+    Plot,
+    Scale,
+    Section,
+    Table,
+    Value,
+)
+from blackthorn.server_app.config import make_config
+from blackthorn.server_app.figures import CYCLE, legend_above, new_figure
+from blackthorn.strategies.frame import Observer
+from blackthorn.strategies.reports import RoundReport
+from blackthorn.tasks.problem import Problem, load_problem
 
 # x_1 = (1, ..., 1) in ten dimensions, five clients.
 SETTING: dict[str, str | int | float] = {

@@ -1,7 +1,7 @@
 """Understanding clipping for federated learning (Zhang et al.): what clipping costs, and when."""
 
-from experiments import clipping_cost, stationary_points, update_shapes
-from experiments.study import Experiment, Paper
+from blackthorn.experiments import clipping_cost, stationary_points, update_shapes
+from blackthorn.experiments.study import Experiment, Paper
 
 PAPER = Paper(
     "understanding-clipping",

@@ -7,17 +7,17 @@ from typing import Any
 
 import numpy as np
 
-from experiments.engine_run import run_watched
-from experiments.finding import Claim, Finding, between, unchecked
-from experiments.study import Cell, Context, Numbers, Plot, Scale, Section, Table, Value
-from server_app.figures import BLUE, CYCLE, ORANGE, legend_above, new_figure
-from strategies.bounding import row_norms
-from strategies.frame import Observer
-from strategies.instruments import inverse_noise_index, pooled_tail_index
-from strategies.reports import RoundReport
-from strategies.tail_index import tail_index
-from tasks.noise_laws import symmetric_stable
-from tasks.problem import Problem
+from blackthorn.experiments.engine_run import run_watched
+from blackthorn.experiments.finding import Claim, Finding, between, unchecked
+from blackthorn.experiments.study import Cell, Context, Numbers, Plot, Scale, Section, Table, Value
+from blackthorn.server_app.figures import BLUE, CYCLE, ORANGE, legend_above, new_figure
+from blackthorn.strategies.bounding import row_norms
+from blackthorn.strategies.frame import Observer
+from blackthorn.strategies.instruments import inverse_noise_index, pooled_tail_index
+from blackthorn.strategies.reports import RoundReport
+from blackthorn.strategies.tail_index import tail_index
+from blackthorn.tasks.noise_laws import symmetric_stable
+from blackthorn.tasks.problem import Problem
 
 ALPHAS = (0.5, 1.0, 1.5, 2.0)
 _DIMENSION = 10

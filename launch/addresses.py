@@ -3,7 +3,7 @@
 import ipaddress
 from dataclasses import dataclass
 
-from server_app.config import ConfigError
+from blackthorn.server_app.config import ConfigError
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import tomli_w
 
-from server_app.config import may_be_own_code
+from blackthorn.server_app.config import may_be_own_code
 
 Scalar = str | int | float | bool
 
@@ -48,7 +48,7 @@ def bundle_own_code(
         name = str(run_config.get(key))
         if not may_be_own_code(name):
             continue
-        from attacks.own_code import copy_name, is_own_code
+        from blackthorn.attacks.own_code import copy_name, is_own_code
 
         if not is_own_code(name):
             continue

@@ -4,10 +4,10 @@ import logging
 
 from rich.console import Console
 
-from launch.progress import step_progress
-from server_app.config import ConfigError, RunConfig
-from simulation.privacy_audit import AuditResult
-from simulation.privacy_audit import audit as run_audit
+from blackthorn.launch.progress import step_progress
+from blackthorn.server_app.config import ConfigError, RunConfig
+from blackthorn.simulation.privacy_audit import AuditResult
+from blackthorn.simulation.privacy_audit import audit as run_audit
 
 
 def audit(config: RunConfig, canaries: int, runs: int, console: Console) -> AuditResult:

@@ -4,17 +4,17 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from attacks import get
-from attacks.collusion import CollusionServer, Meeting
-from attacks.collusion.client import ADDRESS_VARIABLE, SECONDS_VARIABLE
-from attacks.flwr_clientapp import ATTACK_VARIABLE
-from attacks.rogue.__main__ import check_behaviours
-from launch.deployment import DeploymentError, Node
-from launch.flower_programs import OWN_CLIENTAPP
-from server_app.config import ConfigError, RunConfig
+from blackthorn.attacks import get
+from blackthorn.attacks.collusion import CollusionServer, Meeting
+from blackthorn.attacks.collusion.client import ADDRESS_VARIABLE, SECONDS_VARIABLE
+from blackthorn.attacks.flwr_clientapp import ATTACK_VARIABLE
+from blackthorn.attacks.rogue.__main__ import check_behaviours
+from blackthorn.launch.deployment import DeploymentError, Node
+from blackthorn.launch.flower_programs import OWN_CLIENTAPP
+from blackthorn.server_app.config import ConfigError, RunConfig
 
-BYZANTINE_PROGRAM = "attacks.flwr_clientapp:main"
-ROGUE_PROGRAM = "attacks.rogue.__main__:main"
+BYZANTINE_PROGRAM = "blackthorn.attacks.flwr_clientapp:main"
+ROGUE_PROGRAM = "blackthorn.attacks.rogue.__main__:main"
 # Shares of a round's time: a colluder waits for the others, and for the whole exchange.
 _PATIENCE, _EXCHANGE = 0.25, 0.5
 

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from rich.console import Console
 
-from server_app.config import ConfigError
-from server_app.rounding import upward
+from blackthorn.server_app.config import ConfigError
+from blackthorn.server_app.rounding import upward
 
 if TYPE_CHECKING:
-    from strategies.accounting import Accountant, Release
+    from blackthorn.strategies.accounting import Accountant, Release
 
 app = typer.Typer(
     help="Settings from formulas instead of trials.\n\n"
@@ -94,7 +94,7 @@ def dp(
 
     Example: blackthorn calibrate dp --epsilon 5 --delta 1e-5 --sample-rate 0.2 --rounds 100
     """
-    from strategies.accounting import ACCOUNTANTS, calibrate, spent
+    from blackthorn.strategies.accounting import ACCOUNTANTS, calibrate, spent
 
     if (epsilon is None) == (noise_multiplier is None):
         raise ConfigError(
@@ -139,7 +139,7 @@ def dp(
 
 
 def _release(neighbours: str, sample_rate: float, noise_multiplier: float) -> "Release":
-    from strategies.accounting import Release
+    from blackthorn.strategies.accounting import Release
 
     if neighbours == "add-remove":
         return Release(noise_multiplier, sample_rate=sample_rate)
@@ -159,7 +159,7 @@ def _schedule(
     mu: float | None,
 ) -> str:
     # Imports torch and Flower, which take seconds: not for everybody who runs another command.
-    from strategies.schedules import fat_clipping_schedule
+    from blackthorn.strategies.schedules import fat_clipping_schedule
 
     plan = fat_clipping_schedule(variant, clients, local_steps, rounds, alpha, strong_convexity=mu)
     threshold = "left open" if plan.clip_norm is None else f"{plan.clip_norm:.3g}"

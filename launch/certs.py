@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from server_app.config import ConfigError
+from blackthorn.server_app.config import ConfigError
 
 
 def certs(
@@ -25,7 +25,7 @@ def certs(
 
     Example: blackthorn certs certs --host fl.example.org --client node0 --client node1
     """
-    from launch.certificates import CertificateError
+    from blackthorn.launch.certificates import CertificateError
 
     try:
         for path in make(folder, host or [], client or []):
@@ -39,7 +39,7 @@ def make(folder: Path, hosts: list[str], clients: list[str]) -> list[Path]:
 
     Raises CertificateError and ConfigError.
     """
-    from launch import certificates as c
+    from blackthorn.launch import certificates as c
 
     if not hosts and not clients:
         raise ConfigError("nothing to make: give --host NAME for a server, --client NAME for a key")

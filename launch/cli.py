@@ -8,11 +8,11 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from launch.calibrate import app as calibrate_app
-from launch.certs import certs
-from launch.client import client
-from launch.interrupts import termination_unwinds
-from launch.output import (
+from blackthorn.launch.calibrate import app as calibrate_app
+from blackthorn.launch.certs import certs
+from blackthorn.launch.client import client
+from blackthorn.launch.interrupts import termination_unwinds
+from blackthorn.launch.output import (
     AsJson,
     Quiet,
     failures_told,
@@ -20,13 +20,13 @@ from launch.output import (
     print_json,
     tell_how_to_go_on,
 )
-from launch.recipes import recipe_config
-from launch.register import register, unregister
-from launch.run_remote import follow, run, stop
-from launch.server import server
-from launch.status import status
-from server_app.config import ConfigError, config_keys
-from server_app.rounding import upward
+from blackthorn.launch.recipes import recipe_config
+from blackthorn.launch.register import register, unregister
+from blackthorn.launch.run_remote import follow, run, stop
+from blackthorn.launch.server import server
+from blackthorn.launch.status import status
+from blackthorn.server_app.config import ConfigError, config_keys
+from blackthorn.server_app.rounding import upward
 
 app = typer.Typer(
     name="blackthorn",
@@ -73,7 +73,7 @@ def simulate(
 
     Example: blackthorn simulate recipes/demo.toml --set attack=all-ones
     """
-    from launch.simulate import simulate as run
+    from blackthorn.launch.simulate import simulate as run
 
     config = recipe_config(recipe, settings or (), {"output-dir": output_dir})
     with failures_told(as_json):
@@ -113,7 +113,7 @@ def cluster(
 
     Example: blackthorn cluster recipes/demo.toml --clients 5 --byzantine 1
     """
-    from launch.cluster import cluster as run
+    from blackthorn.launch.cluster import cluster as run
 
     options = {
         "num-clients": clients if clients is not None or not data else len(data),
@@ -147,7 +147,7 @@ def demo(
 
     Example: blackthorn demo
     """
-    from launch.demo import demo as run
+    from blackthorn.launch.demo import demo as run
 
     with failures_told(as_json):
         summaries = run(recipe, output_dir, people_console(quiet, as_json))
@@ -169,7 +169,7 @@ def pilot(
 
     Example: blackthorn pilot recipes/demo.toml
     """
-    from launch.pilot import pilot as run
+    from blackthorn.launch.pilot import pilot as run
 
     run(recipe, settings or (), output_dir, console, people_console(quiet, as_json=False))
 
@@ -201,9 +201,9 @@ def reproduce(
 
     Example: blackthorn reproduce fat-clipping --quick
     """
-    from experiments.study import Scale
-    from launch.reproduce import Options
-    from launch.reproduce import reproduce as run
+    from blackthorn.experiments.study import Scale
+    from blackthorn.launch.reproduce import Options
+    from blackthorn.launch.reproduce import reproduce as run
 
     options = Options(Scale(quick, seeds, data_dir), only, output_dir)
     if not run(paper, options, console, people_console(quiet, as_json=False)):
@@ -236,7 +236,7 @@ def predict(
 
     Example: blackthorn predict runs/my-run --data examples.npz
     """
-    from launch.predict import predict as run_predict
+    from blackthorn.launch.predict import predict as run_predict
 
     run_predict(run, data, console, out=out, ood=ood)
 
@@ -250,7 +250,7 @@ def diagnose(
 
     Example: blackthorn diagnose runs/chain-1 runs/chain-2
     """
-    from launch.diagnose import diagnose_runs
+    from blackthorn.launch.diagnose import diagnose_runs
 
     found = diagnose_runs(runs, people_console(quiet=False, as_json=as_json))
     if as_json:
@@ -272,8 +272,8 @@ def audit(
 
     Example: blackthorn audit recipes/dp-digits.toml
     """
-    from launch.audit import audit as run
-    from launch.audit import audit_report
+    from blackthorn.launch.audit import audit as run
+    from blackthorn.launch.audit import audit_report
 
     config = recipe_config(recipe, settings or ())
     result = run(config, canaries, runs, people_console(quiet, as_json))
@@ -293,7 +293,7 @@ def report(
 
     Example: blackthorn report runs/demo/rage
     """
-    from server_app.run_report import write_report
+    from blackthorn.server_app.run_report import write_report
 
     console.print(str(write_report(run)), markup=False, highlight=False, soft_wrap=True)
 
@@ -306,7 +306,7 @@ def keys(
 
     Example: blackthorn keys
     """
-    from launch.keys import key_document, key_lines
+    from blackthorn.launch.keys import key_document, key_lines
 
     print(key_document() if markdown else "\n".join(key_lines()), end="" if markdown else "\n")
 
@@ -316,7 +316,7 @@ def finish(summary: dict[str, Any], as_json: bool = False, label: str = "") -> N
     if as_json:
         print_json(summary)
         return
-    from launch.progress import taken
+    from blackthorn.launch.progress import taken
 
     final = summary["final"]
     accuracy = final.get("accuracy")
@@ -334,7 +334,7 @@ def finish(summary: dict[str, Any], as_json: bool = False, label: str = "") -> N
         highlight=False,
     )
     if "posterior" in summary:
-        from launch.posterior_lines import posterior_lines
+        from blackthorn.launch.posterior_lines import posterior_lines
 
         text = "\n".join(posterior_lines(summary["posterior"]))
         console.print(text, markup=False, highlight=False, soft_wrap=True)
@@ -350,13 +350,13 @@ def main() -> None:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
     except RuntimeError as error:
-        from launch.deployment import DeploymentError
-        from launch.probe import Refused
-        from launch.supervisor import NotYet
-        from server_app.run import RunFailed
-        from strategies import NotEnoughClients
-        from strategies.ledger import LedgerInUse
-        from strategies.quorum import NotEnoughReplies
+        from blackthorn.launch.deployment import DeploymentError
+        from blackthorn.launch.probe import Refused
+        from blackthorn.launch.supervisor import NotYet
+        from blackthorn.server_app.run import RunFailed
+        from blackthorn.strategies import NotEnoughClients
+        from blackthorn.strategies.ledger import LedgerInUse
+        from blackthorn.strategies.quorum import NotEnoughReplies
 
         known = (
             RunFailed

@@ -7,12 +7,12 @@ from typing import Annotated
 
 import typer
 
-from launch.addresses import Address, check_insecure, parse_address
-from launch.flower_programs import OWN_CLIENTAPP
-from launch.folders import make_folder
-from launch.operator_options import IKnow, Insecure
-from launch.service import say
-from server_app.config import ConfigError
+from blackthorn.launch.addresses import Address, check_insecure, parse_address
+from blackthorn.launch.flower_programs import OWN_CLIENTAPP
+from blackthorn.launch.folders import make_folder
+from blackthorn.launch.operator_options import IKnow, Insecure
+from blackthorn.launch.service import say
+from blackthorn.server_app.config import ConfigError
 
 
 def client(
@@ -85,13 +85,13 @@ def client(
     if data is not None:
         _check_examples(data.resolve())
     if ca is not None:
-        from launch.probe import check_authority
+        from blackthorn.launch.probe import check_authority
 
         check_authority(ca)
     if program is not None and not re.fullmatch(r"\w+(\.\w+)*:\w+", program):
         raise ConfigError(
             f"--program {program} is not allowed: MODULE:FUNCTION, for example "
-            "attacks.flwr_clientapp:main"
+            "blackthorn.attacks.flwr_clientapp:main"
         )
     if program is not None and policy is not None:
         raise ConfigError(
@@ -120,7 +120,7 @@ def client(
         known = _check_safeguards(settings.policy, settings.ledger, settings.data)
         settings = replace(settings, ledger_id=known)
     make_folder(settings.logs, "--logs")
-    from launch.client_service import take_part
+    from blackthorn.launch.client_service import take_part
 
     take_part(settings)
 
@@ -147,7 +147,7 @@ class ClientSettings:
 
 def _check_examples(data: Path) -> None:
     """What no run would take is refused before anybody is contacted. Raises ConfigError."""
-    from tasks.own_arrays import check_own_examples
+    from blackthorn.tasks.own_arrays import check_own_examples
 
     try:
         check_own_examples(data)
@@ -158,8 +158,8 @@ def _check_examples(data: Path) -> None:
 def _check_safeguards(policy: Path | None, ledger: Path, data: Path | None) -> str:
     """Policy and ledger are good, all examples are what the policy says, and the ledger can be
     written: its id. Raises ConfigError."""
-    from client_app.client_ledger import ClientLedger, LedgerUnusable
-    from client_app.policy import check_own_data, read_policy
+    from blackthorn.client_app.client_ledger import ClientLedger, LedgerUnusable
+    from blackthorn.client_app.policy import check_own_data, read_policy
 
     if policy is not None and data is not None:
         check_own_data(read_policy(policy, str(data)), str(data))

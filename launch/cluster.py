@@ -11,22 +11,22 @@ from typing import Any
 from rich.console import Console
 
 from blackthorn.__main__ import app_root
-from client_app.node_data import load_node_client
-from client_app.policy import check_own_data, read_policy
-from launch.app_bundle import PACKAGES
-from launch.byzantine_nodes import check_rogue, cluster_nodes, collusion
-from launch.flower_cluster import DeploymentError, FlowerCluster, RunStatus
-from launch.progress import RoundPrinter
-from server_app.config import ConfigError, RunConfig, to_mapping
-from server_app.folder_place import create_folder
-from server_app.operator_log import longest_run
-from server_app.privacy import privacy_of_dead_run, sample_privacy_of_dead_run
-from server_app.privacy_checks import claims_privacy
-from server_app.resume import note_resumable
-from server_app.run import RunFailed, prepare
-from server_app.run_folder import read_metrics, read_summary, write_failure
-from server_app.run_ledger import with_place_of_ledger
-from server_app.run_report import publish
+from blackthorn.client_app.node_data import load_node_client
+from blackthorn.client_app.policy import check_own_data, read_policy
+from blackthorn.launch.app_bundle import PACKAGES
+from blackthorn.launch.byzantine_nodes import check_rogue, cluster_nodes, collusion
+from blackthorn.launch.flower_cluster import DeploymentError, FlowerCluster, RunStatus
+from blackthorn.launch.progress import RoundPrinter
+from blackthorn.server_app.config import ConfigError, RunConfig, to_mapping
+from blackthorn.server_app.folder_place import create_folder
+from blackthorn.server_app.operator_log import longest_run
+from blackthorn.server_app.privacy import privacy_of_dead_run, sample_privacy_of_dead_run
+from blackthorn.server_app.privacy_checks import claims_privacy
+from blackthorn.server_app.resume import note_resumable
+from blackthorn.server_app.run import RunFailed, prepare
+from blackthorn.server_app.run_folder import read_metrics, read_summary, write_failure
+from blackthorn.server_app.run_ledger import with_place_of_ledger
+from blackthorn.server_app.run_report import publish
 
 
 def cluster(
@@ -41,7 +41,7 @@ def cluster(
     """Run `config` on one SuperNode a client and return the summary.
 
     The last `num-byzantine` nodes run the Byzantine program in place of Flower's, or with `rogue`
-    (behaviours of `attacks.rogue`, by commas) no SuperNode at all but the rogue process. `data`
+    (behaviours of `blackthorn.attacks.rogue`, by commas) no SuperNode at all but the rogue process. `data`
     gives every node its own examples, `policy` every honest one the same policy. Raises ConfigError
     before anything is started, RunFailed if the run did not complete, DeploymentError if a process
     did not do its part.

@@ -7,12 +7,12 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from launch.recipes import recipe_config
-from launch.simulate import simulate
-from server_app.plots import plot_accuracies
-from server_app.run_folder import read_metrics
-from server_app.run_report import REPORT
-from strategies.durable_file import replace_file
+from blackthorn.launch.recipes import recipe_config
+from blackthorn.launch.simulate import simulate
+from blackthorn.server_app.plots import plot_accuracies
+from blackthorn.server_app.run_folder import read_metrics
+from blackthorn.server_app.run_report import REPORT
+from blackthorn.strategies.durable_file import replace_file
 
 RULES = ("mean", "rage")
 

@@ -1,6 +1,6 @@
 """A real Flower deployment on this machine: SuperLink, SuperNodes and their apps over gRPC.
 
-    nodes = [Node()] * 4 + [Node(program="attacks.flwr_clientapp:main")]
+    nodes = [Node()] * 4 + [Node(program="blackthorn.attacks.flwr_clientapp:main")]
     with FlowerCluster(nodes, output_dir=Path("runs/cluster")) as cluster:
         run_id = cluster.submit(app_dir, {"num-server-rounds": 5})
         status = cluster.wait(run_id, deadline=600.0, on_tick=lambda status: print(status))

@@ -158,7 +158,7 @@ def own_clientapp() -> None:
 
 
 def _own_app(*_bundle: str) -> "ClientApp":
-    return importlib.import_module("client_app.app").app
+    return importlib.import_module("blackthorn.client_app.clientapp").app
 
 
 def install_once(fab: bytes, install_dir: Path | None = None, skip_prompt: bool = False) -> Path:
@@ -190,7 +190,7 @@ def superlink() -> None:
 def _withhold_server_keys() -> None:
     """Flower sends all of a run's configuration to whoever asks at the Fleet port."""
     # Imported here: a fork server that has this module has no need of it.
-    from server_app.config import server_keys
+    from blackthorn.server_app.config import server_keys
 
     handler = importlib.import_module("flwr.server.superlink.fleet.message_handler.message_handler")
     keys, to_proto = server_keys(), handler.run_to_proto

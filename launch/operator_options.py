@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from launch.addresses import Address, check_insecure, parse_address
-from server_app.config import ConfigError
+from blackthorn.launch.addresses import Address, check_insecure, parse_address
+from blackthorn.server_app.config import ConfigError
 
 if TYPE_CHECKING:
     import grpc
 
-    from launch.control_api import ControlApi
+    from blackthorn.launch.control_api import ControlApi
 
 Server = Annotated[str, typer.Option(metavar="NAME:PORT", help="The server's port for operators.")]
 Ca = Annotated[Path | None, typer.Option(help="The federation's ca.crt.")]
@@ -40,9 +40,9 @@ class Connection:
         """The Control API; RuntimeError with one line if it cannot be reached as configured."""
         import grpc
 
-        from launch.control_api import ControlApi
-        from launch.probe import probe
-        from launch.supervisor import NotYet
+        from blackthorn.launch.control_api import ControlApi
+        from blackthorn.launch.probe import probe
+        from blackthorn.launch.supervisor import NotYet
 
         probe(self.address, self.ca)
         control = ControlApi(str(self.address), self.ca.read_bytes() if self.ca else None)
@@ -79,7 +79,7 @@ def connection(server: str, ca: Path | None, insecure: bool, i_know: bool) -> Co
     if ca is not None and not ca.is_file():
         raise ConfigError(f"--ca {ca} does not exist")
     if ca is not None:
-        from launch.probe import check_authority
+        from blackthorn.launch.probe import check_authority
 
         check_authority(ca)
     return Connection(address, ca.resolve() if ca else None)

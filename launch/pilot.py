@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 
-from launch.recipes import recipe_config
-from launch.simulate import simulate
-from server_app.run import RunFailed
-from strategies.bounding import row_norms
-from strategies.reports import RoundReport
+from blackthorn.launch.recipes import recipe_config
+from blackthorn.launch.simulate import simulate
+from blackthorn.server_app.run import RunFailed
+from blackthorn.strategies.bounding import row_norms
+from blackthorn.strategies.reports import RoundReport
 
 QUANTILES = (0.05, 0.25, 0.50, 0.75, 0.95)
 # FedAvg of honest clients: the recipe without whatever would shorten or falsify an update.

@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from launch.posterior_lines import calibration_table
-from server_app.calibration import Calibration, calibration
-from server_app.config import ConfigError
-from server_app.posterior_plots import plot_entropy, plot_reliability
-from server_app.prediction import Predictions, load_run, predict_with
-from tasks.npz_file import read_npz
-from tasks.problem import Problem
+from blackthorn.launch.posterior_lines import calibration_table
+from blackthorn.server_app.calibration import Calibration, calibration
+from blackthorn.server_app.config import ConfigError
+from blackthorn.server_app.posterior_plots import plot_entropy, plot_reliability
+from blackthorn.server_app.prediction import Predictions, load_run, predict_with
+from blackthorn.tasks.npz_file import read_npz
+from blackthorn.tasks.problem import Problem
 
 _SHOWN = 10
 

@@ -9,7 +9,7 @@ import socket
 import ssl
 from pathlib import Path
 
-from server_app.config import ConfigError
+from blackthorn.server_app.config import ConfigError
 
 from .addresses import Address
 from .supervisor import NotYet

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from server_app.config import (
+from blackthorn.server_app.config import (
     OWN_CODE_KEYS,
     RunConfig,
     make_config,
@@ -31,7 +31,7 @@ def recipe_config(
     for key in OWN_CODE_KEYS:
         name = values.get(key)
         if may_be_own_code(name):
-            from attacks.own_code import absolute
+            from blackthorn.attacks.own_code import absolute
 
             folders = (Path.cwd(), *([] if recipe is None else [recipe.absolute().parent]))
             values[key] = absolute(name, *folders)

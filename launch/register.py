@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from launch.operator_options import DEFAULT_SERVER, Server, connection
-from server_app.config import ConfigError
+from blackthorn.launch.operator_options import DEFAULT_SERVER, Server, connection
+from blackthorn.server_app.config import ConfigError
 
 if TYPE_CHECKING:
-    from launch.control_api import ControlApi
+    from blackthorn.launch.control_api import ControlApi
 
 Folder = Annotated[Path, typer.Option(help="Folder of `blackthorn certs`.")]
 
@@ -45,7 +45,7 @@ def register(
 
     Example: blackthorn register node0 node1 --certs certs
     """
-    from launch.certificates import client_names
+    from blackthorn.launch.certificates import client_names
 
     if bool(names) == every:
         raise ConfigError("give the names of clients, or --all")
@@ -145,7 +145,7 @@ def _registered(control: "ControlApi") -> dict[bytes, int]:
 
 def _keys(certs: Path, names: list[str]) -> dict[str, bytes]:
     """Each client's public key. Raises ConfigError."""
-    from launch.certificates import (
+    from blackthorn.launch.certificates import (
         CertificateError,
         check_client_name,
         public_key_file,

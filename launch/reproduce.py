@@ -13,21 +13,21 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
-from experiments import (
+from blackthorn.experiments import (
     dp_normfedavg,
     fa_ld,
     fat_clipping,
     rage,
     understanding_clipping,
 )
-from experiments.page import Part, write_report
-from experiments.runner import Plan, Watch, measure, plan
-from experiments.runner import Progress as Measured
-from experiments.store import Store
-from experiments.study import Experiment, Paper, Scale, Section
-from launch.progress import time_left
-from server_app.config import ConfigError
-from tasks.datasets import DataUnavailable
+from blackthorn.experiments.page import Part, write_report
+from blackthorn.experiments.runner import Plan, Watch, measure, plan
+from blackthorn.experiments.runner import Progress as Measured
+from blackthorn.experiments.store import Store
+from blackthorn.experiments.study import Experiment, Paper, Scale, Section
+from blackthorn.launch.progress import time_left
+from blackthorn.server_app.config import ConfigError
+from blackthorn.tasks.datasets import DataUnavailable
 
 PAPERS: dict[str, Paper] = {
     paper.name: paper

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from server_app.operator_log import PREFIX
+from blackthorn.server_app.operator_log import PREFIX
 
 _REFUSED = re.compile(r"(?:(client \d+) on )?(node \d+) did not enrol: ")
 # Ours from the first character on: what a client writes stands behind other words.

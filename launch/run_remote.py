@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from launch.operator_options import (
+from blackthorn.launch.operator_options import (
     DEFAULT_SERVER,
     Ca,
     Connection,
@@ -20,12 +20,12 @@ from launch.operator_options import (
     Server,
     connection,
 )
-from launch.output import again_with_resume
-from server_app.config import ConfigError, RunConfig
+from blackthorn.launch.output import again_with_resume
+from blackthorn.server_app.config import ConfigError, RunConfig
 
 if TYPE_CHECKING:
-    from launch.control_api import ControlApi, RunStatus
-    from launch.run_log import RunLog
+    from blackthorn.launch.control_api import ControlApi, RunStatus
+    from blackthorn.launch.run_log import RunLog
 
 # A run that has not said how long it may take is given so long to begin.
 _START_SECONDS = 300.0
@@ -55,7 +55,7 @@ def run(
 
     Example: blackthorn run recipes/demo.toml --server fl.example.org:9093 --ca ca.crt --follow
     """
-    from launch.recipes import recipe_config
+    from blackthorn.launch.recipes import recipe_config
 
     to = connection(server, ca, insecure, i_know)
     options = {"num-clients": clients, "output-dir": output_dir, **_nobody_told_to_lie(settings)}
@@ -115,8 +115,8 @@ def watch(control: "ControlApi", run_id: int, again: str, go_on: Callable[[str],
     """
     import grpc
 
-    from launch.progress import round_line
-    from launch.run_log import RunLog
+    from blackthorn.launch.progress import round_line
+    from blackthorn.launch.run_log import RunLog
 
     log, after, away = RunLog(), 0.0, False
     began = time.monotonic()
@@ -162,7 +162,7 @@ def _tell_end(log: "RunLog", status: "RunStatus", go_on: Callable[[str], str]) -
 
 
 def _tell_summary(summary: dict[str, Any]) -> None:
-    from launch.progress import taken
+    from blackthorn.launch.progress import taken
 
     accuracy = summary["final"].get("accuracy")
     said = f", accuracy {100 * accuracy:.1f} %" if accuracy is not None else ""
@@ -185,13 +185,13 @@ def _nobody_told_to_lie(settings: list[str] | None) -> dict[str, Any]:
 
 def _submit(config: RunConfig, to: Connection) -> int:
     from blackthorn.__main__ import app_root
-    from launch.app_bundle import PACKAGES
-    from launch.submission import submit
-    from launch.workplace import QUIET, write_connection
-    from server_app.config import OWN_CODE_KEYS, may_be_own_code, to_mapping
+    from blackthorn.launch.app_bundle import PACKAGES
+    from blackthorn.launch.submission import submit
+    from blackthorn.launch.workplace import QUIET, write_connection
+    from blackthorn.server_app.config import OWN_CODE_KEYS, may_be_own_code, to_mapping
 
     if any(may_be_own_code(getattr(config, key)) for key in OWN_CODE_KEYS):
-        from server_app.build import check_names
+        from blackthorn.server_app.build import check_names
 
         check_names(config)
     with tempfile.TemporaryDirectory(prefix="blackthorn-") as name:

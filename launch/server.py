@@ -10,10 +10,10 @@ from typing import Annotated
 
 import typer
 
-from launch.addresses import Address, check_insecure, is_loopback, parse_address
-from launch.folders import make_folder
-from launch.operator_options import IKnow, Insecure
-from server_app.config import ConfigError
+from blackthorn.launch.addresses import Address, check_insecure, is_loopback, parse_address
+from blackthorn.launch.folders import make_folder
+from blackthorn.launch.operator_options import IKnow, Insecure
+from blackthorn.server_app.config import ConfigError
 
 _READY_SECONDS = 120.0
 
@@ -98,7 +98,7 @@ class ServerSettings:
 
 
 def _checked_limits(limits: list[str]) -> tuple[str, ...]:
-    from guard.limits import Limits
+    from blackthorn.guard.limits import Limits
 
     try:
         Limits.changed(limits)
@@ -110,8 +110,8 @@ def _checked_limits(limits: list[str]) -> tuple[str, ...]:
 def serve(settings: ServerSettings) -> None:
     """Run until a signal comes. Raises ConfigError before anything is started; NotYet where the
     disk is full."""
-    from launch.certificates import CertificateError, check_server_files
-    from launch.server_programs import check_space
+    from blackthorn.launch.certificates import CertificateError, check_server_files
+    from blackthorn.launch.server_programs import check_space
 
     if settings.certs is not None:
         try:
@@ -129,17 +129,17 @@ def serve(settings: ServerSettings) -> None:
 
 
 def _run(settings: ServerSettings) -> None:
-    from launch.control_api import is_serving
-    from launch.ports import LOOPBACK, free_loopback_ports
-    from launch.server_programs import (
+    from blackthorn.launch.control_api import is_serving
+    from blackthorn.launch.ports import LOOPBACK, free_loopback_ports
+    from blackthorn.launch.server_programs import (
         end_serverapps,
         lack_of_space,
         serverapp_environment,
         superexec_program,
         superlink_program,
     )
-    from launch.service import GRACE_SECONDS, say, service
-    from launch.workplace import write_secret
+    from blackthorn.launch.service import GRACE_SECONDS, say, service
+    from blackthorn.launch.workplace import write_secret
 
     secret = write_secret(settings.state / "superexec-secret")
     apps, free = (Address(LOOPBACK, port) for port in free_loopback_ports(2))

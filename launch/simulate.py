@@ -6,13 +6,13 @@ from typing import Any
 
 from rich.console import Console
 
-from launch.progress import RoundPrinter
-from server_app.config import ConfigError, RunConfig
-from server_app.privacy_checks import claims_privacy
-from server_app.run import execute, prepare
-from server_app.run_report import REPORT
-from simulation.engine import EngineGrid
-from strategies.frame import Observer
+from blackthorn.launch.progress import RoundPrinter
+from blackthorn.server_app.config import ConfigError, RunConfig
+from blackthorn.server_app.privacy_checks import claims_privacy
+from blackthorn.server_app.run import execute, prepare
+from blackthorn.server_app.run_report import REPORT
+from blackthorn.simulation.engine import EngineGrid
+from blackthorn.strategies.frame import Observer
 
 
 def simulate(

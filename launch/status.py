@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from launch.operator_options import (
+from blackthorn.launch.operator_options import (
     DEFAULT_SERVER,
     Ca,
     Certs,
@@ -19,8 +19,8 @@ from launch.operator_options import (
 )
 
 if TYPE_CHECKING:
-    from launch.control_api import ControlApi
-    from launch.run_log import RunLog
+    from blackthorn.launch.control_api import ControlApi
+    from blackthorn.launch.run_log import RunLog
 
 # Flower takes a node for dead after two missed heartbeats.
 _PATIENCE = 2
@@ -124,7 +124,7 @@ def _ago(moment: datetime | None, now: datetime) -> str:
 
 
 def _names(certs: Path | None) -> dict[bytes, str]:
-    from launch.certificates import client_names, public_key_file, public_key_pem
+    from blackthorn.launch.certificates import client_names, public_key_file, public_key_pem
 
     if certs is None:
         return {}
@@ -132,7 +132,7 @@ def _names(certs: Path | None) -> dict[bytes, str]:
 
 
 def _newest_run(control: "ControlApi") -> "tuple[int | None, RunLog]":
-    from launch.run_log import RunLog
+    from blackthorn.launch.run_log import RunLog
 
     log = RunLog()
     runs = control.run_ids()

@@ -10,8 +10,8 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from guard.flower import NotThisFlower, check_version
-from server_app.config import ConfigError
+from blackthorn.guard.flower import NotThisFlower, check_version
+from blackthorn.server_app.config import ConfigError
 
 from . import flower_programs
 from .ports import LOOPBACK

@@ -1,41 +1,5 @@
-"""The ServerApp: what Flower starts where the server runs."""
+"""Flower's component `server_app.app:app`: the ServerApp of the package that is installed."""
 
-from flwr.app import Context
-from flwr.serverapp import Grid, ServerApp
+from blackthorn.server_app.serverapp import app
 
-from server_app.config import ConfigError, make_config
-from server_app.interrupted import going_on, note_folder, noted_folder
-from server_app.operator_log import show_log, tell, tell_again, tell_round, tell_start
-from server_app.run import execute, prepare
-from server_app.run_folder import read_summary
-
-app = ServerApp()
-
-
-@app.main()
-def main(grid: Grid, context: Context) -> None:
-    """Run what the run configuration says; a failed run raises, so that Flower says failed."""
-    show_log()
-    try:
-        config = make_config(context.run_config)
-        folder = noted_folder(context.run_id)
-        if folder is not None:
-            summary = read_summary(folder)
-            if summary is not None and summary["status"] == "completed":
-                # It was done, and died before Flower knew.
-                tell_again(folder, config.num_server_rounds)
-                tell("summary", summary)
-                return
-            config = going_on(config, folder)
-        prepared = prepare(config)
-        note_folder(context.run_id, prepared.folder)
-        tell_start(prepared.config, prepared.folder)
-        if prepared.saved is not None and folder is not None:
-            tell_again(folder, prepared.saved.state.server_round)
-        for note in prepared.notes:
-            print(note, flush=True)
-        tell("summary", execute(prepared, grid, [tell_round]))
-    except Exception as error:
-        reason = str(error) or type(error).__name__
-        tell("failed", {"reason": reason, "configuration": isinstance(error, ConfigError)})
-        raise
+__all__ = ["app"]

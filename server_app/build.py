@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import attacks
-from attacks.own_code import guarded_function, is_own_code, own_function
-from server_app.config import (
+from blackthorn import attacks
+from blackthorn.attacks.own_code import guarded_function, is_own_code, own_function
+from blackthorn.server_app.config import (
     OWN_CODE_KEYS,
     ConfigError,
     RunConfig,
@@ -15,10 +15,10 @@ from server_app.config import (
     contraction_of,
     expected_cohort,
 )
-from server_app.privacy import local_rate_of, participation_of, privacy_plan
-from server_app.privacy_checks import is_noised
-from server_app.robustness_checks import rule_of, unprotected
-from strategies import (
+from blackthorn.server_app.privacy import local_rate_of, participation_of, privacy_plan
+from blackthorn.server_app.privacy_checks import is_noised
+from blackthorn.server_app.robustness_checks import rule_of, unprotected
+from blackthorn.strategies import (
     CEFedAvg,
     DPFedAvg,
     DPNormFedAvg,
@@ -36,7 +36,7 @@ from strategies import (
     Rage,
     ServerStep,
 )
-from strategies.aggregators import (
+from blackthorn.strategies.aggregators import (
     Aggregator,
     Buckets,
     Mixing,
@@ -46,9 +46,9 @@ from strategies.aggregators import (
     nearest_neighbours,
     weighted_mean,
 )
-from strategies.corruption import CorruptionBound
-from strategies.fed_langevin import Scheme
-from strategies.frame import Observer
+from blackthorn.strategies.corruption import CorruptionBound
+from blackthorn.strategies.fed_langevin import Scheme
+from blackthorn.strategies.frame import Observer
 
 logger = logging.getLogger("blackthorn")
 

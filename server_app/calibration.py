@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from server_app.prediction import entropy
+from blackthorn.server_app.prediction import entropy
 
 NUM_BINS = 15
 

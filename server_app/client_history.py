@@ -13,7 +13,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from strategies.reports import RoundReport
+from blackthorn.strategies.reports import RoundReport
 
 CLIENTS = "clients.jsonl"
 

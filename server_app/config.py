@@ -14,9 +14,9 @@ from typing import Annotated, Any, Literal, Self, TypeGuard
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from server_app.credentials import check_no_credentials
-from server_app.privacy_checks import PRIVATE_ALGORITHMS, check_privacy, is_noised
-from server_app.robustness_checks import check_robustness, is_robust
+from blackthorn.server_app.credentials import check_no_credentials
+from blackthorn.server_app.privacy_checks import PRIVATE_ALGORITHMS, check_privacy, is_noised
+from blackthorn.server_app.robustness_checks import check_robustness, is_robust
 
 Scalar = bool | int | float | str
 # Keys that may name code of the user's own, FILE.py:FUNCTION.

@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
-from server_app.client_history import CLIENTS
-from server_app.config import ConfigError, RunConfig
-from server_app.privacy_checks import claims_privacy
-from server_app.state_files import forget_all
-from strategies.durable_file import private_folder
+from blackthorn.server_app.client_history import CLIENTS
+from blackthorn.server_app.config import ConfigError, RunConfig
+from blackthorn.server_app.privacy_checks import claims_privacy
+from blackthorn.server_app.state_files import forget_all
+from blackthorn.strategies.durable_file import private_folder
 
 CONFIG = "config.toml"
 METRICS = "metrics.jsonl"

@@ -10,7 +10,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
-from server_app.figures import (
+from blackthorn.server_app.figures import (
     BLACK,
     BLUE,
     GREEN,

@@ -9,9 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from strategies.failure_detector import FailureDetector
-from strategies.instruments import inverse_noise_index, measure_updates, pooled_tail_index
-from strategies.reports import RoundReport
+from blackthorn.strategies.failure_detector import FailureDetector
+from blackthorn.strategies.instruments import (
+    inverse_noise_index,
+    measure_updates,
+    pooled_tail_index,
+)
+from blackthorn.strategies.reports import RoundReport
 
 # Rounds over which the tail index is pooled.
 TAIL_WINDOW = 10

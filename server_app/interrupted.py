@@ -8,11 +8,11 @@ import json
 import os
 from pathlib import Path
 
-from server_app.config import RunConfig
-from server_app.folder_place import forget_begun
-from server_app.run_folder import read_metrics
-from server_app.state_files import read_saved
-from strategies.durable_file import replace_file
+from blackthorn.server_app.config import RunConfig
+from blackthorn.server_app.folder_place import forget_begun
+from blackthorn.server_app.run_folder import read_metrics
+from blackthorn.server_app.state_files import read_saved
+from blackthorn.strategies.durable_file import replace_file
 
 # The folder of the notes; there where `blackthorn server` is.
 NOTES_VARIABLE = "BLACKTHORN_RUN_NOTES"

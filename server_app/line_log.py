@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from server_app.config import ConfigError
-from strategies.durable_file import open_file, sync_folder
+from blackthorn.server_app.config import ConfigError
+from blackthorn.strategies.durable_file import open_file, sync_folder
 
 
 class LineLog:

@@ -7,7 +7,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from server_app.figures import (
+from blackthorn.server_app.figures import (
     BLACK,
     BLUE,
     CYCLE,

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from server_app.posterior_store import StoredSample, read_samples
-from tasks.labelled import LabelledTask
-from tasks.problem import Problem
+from blackthorn.server_app.posterior_store import StoredSample, read_samples
+from blackthorn.tasks.labelled import LabelledTask
+from blackthorn.tasks.problem import Problem
 
 NUM_COORDINATES = 8
 NUM_PREDICTIONS = 8

@@ -7,9 +7,17 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from server_app.calibration import NUM_BINS, Calibration
-from server_app.figures import BLUE, CYCLE, colour, legend_above, new_axes, new_figure, save
-from server_app.posterior_diagnostics import Traces, import_arviz
+from blackthorn.server_app.calibration import NUM_BINS, Calibration
+from blackthorn.server_app.figures import (
+    BLUE,
+    CYCLE,
+    colour,
+    legend_above,
+    new_axes,
+    new_figure,
+    save,
+)
+from blackthorn.server_app.posterior_diagnostics import Traces, import_arviz
 
 _MOST_ROWS = 6
 

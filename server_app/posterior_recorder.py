@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from server_app.config import RunConfig
-from server_app.posterior_store import FOLDER, PosteriorStore
-from strategies.reports import RoundReport
-from tasks.problem import Problem
+from blackthorn.server_app.config import RunConfig
+from blackthorn.server_app.posterior_store import FOLDER, PosteriorStore
+from blackthorn.strategies.reports import RoundReport
+from blackthorn.tasks.problem import Problem
 
 
 class PosteriorRecorder:

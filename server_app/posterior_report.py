@@ -9,17 +9,21 @@ from typing import Any
 import numpy as np
 import torch
 
-from server_app.calibration import calibration
-from server_app.config import RunConfig
-from server_app.posterior_diagnostics import Diagnosis, collect_traces, diagnose
-from server_app.posterior_plots import plot_autocorrelation, plot_reliability, plot_traces
-from server_app.posterior_store import FOLDER, read_samples, sample_rounds
-from server_app.prediction import predict_with
-from strategies.durable_file import replace_file
-from strategies.wasserstein import gaussian_distance
-from tasks.bayes_linear import BayesLinear
-from tasks.labelled import LabelledTask
-from tasks.problem import Problem
+from blackthorn.server_app.calibration import calibration
+from blackthorn.server_app.config import RunConfig
+from blackthorn.server_app.posterior_diagnostics import Diagnosis, collect_traces, diagnose
+from blackthorn.server_app.posterior_plots import (
+    plot_autocorrelation,
+    plot_reliability,
+    plot_traces,
+)
+from blackthorn.server_app.posterior_store import FOLDER, read_samples, sample_rounds
+from blackthorn.server_app.prediction import predict_with
+from blackthorn.strategies.durable_file import replace_file
+from blackthorn.strategies.wasserstein import gaussian_distance
+from blackthorn.tasks.bayes_linear import BayesLinear
+from blackthorn.tasks.labelled import LabelledTask
+from blackthorn.tasks.problem import Problem
 
 
 def report_posterior(run: Path, config: RunConfig, problem: Problem) -> dict[str, Any]:

@@ -18,7 +18,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from strategies.durable_file import replace_file
+from blackthorn.strategies.durable_file import replace_file
 
 FOLDER = "posterior"
 _STATE = "store.json"

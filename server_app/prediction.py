@@ -10,19 +10,19 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 from torch import Tensor
 
-from attacks.own_code import kept
-from server_app.config import (
+from blackthorn.attacks.own_code import kept
+from blackthorn.server_app.config import (
     OWN_CODE_KEYS,
     ConfigError,
     RunConfig,
     make_config,
     read_recipe,
 )
-from server_app.posterior_store import read_samples
-from tasks.flat_model import FlatModel
-from tasks.labelled import LabelledTask
-from tasks.own_arrays import not_finite
-from tasks.problem import Problem, load_problem
+from blackthorn.server_app.posterior_store import read_samples
+from blackthorn.tasks.flat_model import FlatModel
+from blackthorn.tasks.labelled import LabelledTask
+from blackthorn.tasks.own_arrays import not_finite
+from blackthorn.tasks.problem import Problem, load_problem
 
 _BATCH = 4096
 

@@ -5,17 +5,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from server_app.config import ConfigError, RunConfig, clip_units, invited
-from server_app.privacy_checks import (
+from blackthorn.server_app.config import ConfigError, RunConfig, clip_units, invited
+from blackthorn.server_app.privacy_checks import (
     OR_NO_CLAIM,
     claims_privacy,
     claims_sample_privacy,
     has_central_claim,
 )
-from server_app.rounds_on_record import last_round_on_record, rounds_begun
-from server_app.run_ledger import ledger_of_dead_run, ledger_path
-from server_app.state_files import read_saved
-from strategies import (
+from blackthorn.server_app.rounds_on_record import last_round_on_record, rounds_begun
+from blackthorn.server_app.run_ledger import ledger_of_dead_run, ledger_path
+from blackthorn.server_app.state_files import read_saved
+from blackthorn.strategies import (
     ClipNorm,
     Figure,
     FixedParticipation,
@@ -28,10 +28,10 @@ from strategies import (
     calibrated,
     spent,
 )
-from strategies.accounting import Charge
-from strategies.participation import Participation
-from strategies.private_averaging import PrivateAveraging
-from tasks.problem import Problem
+from blackthorn.strategies.accounting import Charge
+from blackthorn.strategies.participation import Participation
+from blackthorn.strategies.private_averaging import PrivateAveraging
+from blackthorn.tasks.problem import Problem
 
 _FROM_DATA = "clip-norm was chosen from the clients' data without privacy, which no figure covers"
 _LOCAL = (

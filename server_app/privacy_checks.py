@@ -3,11 +3,11 @@ are refused here, one line each, before anything is contacted."""
 
 from typing import TYPE_CHECKING
 
-from server_app.robustness_checks import is_robust
+from blackthorn.server_app.robustness_checks import is_robust
 
 if TYPE_CHECKING:
-    from server_app.config import RunConfig
-    from tasks.task import Task
+    from blackthorn.server_app.config import RunConfig
+    from blackthorn.tasks.task import Task
 
 PRIVATE_ALGORITHMS = ("dp-fedavg", "dp-normfedavg")
 # As for sample-rate: below, nobody is ever drawn, and sizes overflow.

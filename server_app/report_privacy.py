@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from server_app.privacy import privacy_plan
-from server_app.report_facts import is_number
-from server_app.run_record import RunRecord
-from strategies.accounting import spent
+from blackthorn.server_app.privacy import privacy_plan
+from blackthorn.server_app.report_facts import is_number
+from blackthorn.server_app.run_record import RunRecord
+from blackthorn.strategies.accounting import spent
 
 # The accountant of cohorts without replacement takes about a second for each figure.
 _FEW_POINTS = 5

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from server_app.config import RunConfig
+    from blackthorn.server_app.config import RunConfig
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def check_robustness(config: "RunConfig", cohort: int) -> None:
 
 def _is_own(rule: str) -> bool:
     # Imports torch, for which those who name one of our rules need not wait.
-    from attacks.own_code import is_own_code
+    from blackthorn.attacks.own_code import is_own_code
 
     return is_own_code(rule)
 

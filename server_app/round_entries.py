@@ -3,8 +3,8 @@
 from dataclasses import asdict
 from typing import Any
 
-from server_app.client_history import client_fields
-from strategies import RoundReport
+from blackthorn.server_app.client_history import client_fields
+from blackthorn.strategies import RoundReport
 
 # What clients call their metrics must not hide what the server says of the round.
 _OWN_KEYS = (

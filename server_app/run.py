@@ -13,15 +13,15 @@ from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp import Grid
 from flwr.superlink.grid import InMemoryGrid
 
-from attacks import AttackingGrid, fixed_corrupt, redrawn_corrupt
-from attacks.registry import OwnAttackFailed
-from server_app.build import build_strategy, check_names
-from server_app.config import ConfigError, RunConfig
-from server_app.folder_place import OPERATOR, choose_folder, create_folder
-from server_app.instruments import Instruments
-from server_app.posterior_recorder import PosteriorRecorder
-from server_app.posterior_report import check_posterior, report_posterior
-from server_app.privacy import (
+from blackthorn.attacks import AttackingGrid, fixed_corrupt, redrawn_corrupt
+from blackthorn.attacks.registry import OwnAttackFailed
+from blackthorn.server_app.build import build_strategy, check_names
+from blackthorn.server_app.config import ConfigError, RunConfig
+from blackthorn.server_app.folder_place import OPERATOR, choose_folder, create_folder
+from blackthorn.server_app.instruments import Instruments
+from blackthorn.server_app.posterior_recorder import PosteriorRecorder
+from blackthorn.server_app.posterior_report import check_posterior, report_posterior
+from blackthorn.server_app.privacy import (
     check_figures,
     check_noise,
     privacy_entry,
@@ -29,16 +29,16 @@ from server_app.privacy import (
     sample_privacy_entry,
     spent_so_far,
 )
-from server_app.privacy_checks import (
+from blackthorn.server_app.privacy_checks import (
     check_evaluation,
     claims_privacy,
     claims_sample_privacy,
     is_noised,
 )
-from server_app.resume import how_it_goes_on, note_resumable, read_resumed
-from server_app.run_counts import last_report
-from server_app.run_folder import RunFolder
-from server_app.run_ledger import (
+from blackthorn.server_app.resume import how_it_goes_on, note_resumable, read_resumed
+from blackthorn.server_app.run_counts import last_report
+from blackthorn.server_app.run_folder import RunFolder
+from blackthorn.server_app.run_ledger import (
     Standing,
     check_ledger,
     ledger_path,
@@ -46,19 +46,19 @@ from server_app.run_ledger import (
     shortened,
     with_place_of_ledger,
 )
-from server_app.run_report import publish
-from server_app.state_files import Saved
-from server_app.tracking import Tracker, check_tracking, make_trackers
-from server_app.unused_keys import unused_settings
-from server_app.useless_noise import useless_noise
-from strategies import NotEnoughClients, PrivacyPlan
-from strategies.array_codec import decode
-from strategies.frame import EvaluateFn, Observer
-from strategies.langevin import require_balance, shares
-from strategies.ledger import LedgerInUse
-from strategies.quorum import NotEnoughReplies
-from strategies.reports import RoundReport
-from tasks.problem import Problem, load_problem
+from blackthorn.server_app.run_report import publish
+from blackthorn.server_app.state_files import Saved
+from blackthorn.server_app.tracking import Tracker, check_tracking, make_trackers
+from blackthorn.server_app.unused_keys import unused_settings
+from blackthorn.server_app.useless_noise import useless_noise
+from blackthorn.strategies import NotEnoughClients, PrivacyPlan
+from blackthorn.strategies.array_codec import decode
+from blackthorn.strategies.frame import EvaluateFn, Observer
+from blackthorn.strategies.langevin import require_balance, shares
+from blackthorn.strategies.ledger import LedgerInUse
+from blackthorn.strategies.quorum import NotEnoughReplies
+from blackthorn.strategies.reports import RoundReport
+from blackthorn.tasks.problem import Problem, load_problem
 
 logger = logging.getLogger("blackthorn")
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from server_app.folder_place import OPERATOR
-from server_app.state_files import Saved
-from strategies import RoundReport
+from blackthorn.server_app.folder_place import OPERATOR
+from blackthorn.server_app.state_files import Saved
+from blackthorn.strategies import RoundReport
 
 # Reasons hold what clients sent, and a client that lies can make up many.
 _REASONS = 20

@@ -13,10 +13,10 @@ import numpy as np
 import tomli_w
 from safetensors.numpy import save
 
-from attacks.own_code import keep
-from server_app.client_history import CLIENTS, history_entry
-from server_app.config import OWN_CODE_KEYS, RunConfig, to_mapping
-from server_app.folder_place import (
+from blackthorn.attacks.own_code import keep
+from blackthorn.server_app.client_history import CLIENTS, history_entry
+from blackthorn.server_app.config import OWN_CODE_KEYS, RunConfig, to_mapping
+from blackthorn.server_app.folder_place import (
     CHECKPOINTS,
     CONFIG,
     EVENTS,
@@ -27,15 +27,21 @@ from server_app.folder_place import (
     forget_begun,
     hide_times,
 )
-from server_app.line_log import LineLog, finite
-from server_app.privacy_checks import claims_privacy, claims_sample_privacy
-from server_app.round_entries import operator_entry, round_entry
-from server_app.run_counts import Counts, cohort_of, failures_in
-from server_app.state_files import Saved, forget_after, forget_all, read_saved, write_saved
-from server_app.tracking import Tracker
-from strategies import RoundReport
-from strategies.durable_file import replace_file
-from strategies.run_state import RunState
+from blackthorn.server_app.line_log import LineLog, finite
+from blackthorn.server_app.privacy_checks import claims_privacy, claims_sample_privacy
+from blackthorn.server_app.round_entries import operator_entry, round_entry
+from blackthorn.server_app.run_counts import Counts, cohort_of, failures_in
+from blackthorn.server_app.state_files import (
+    Saved,
+    forget_after,
+    forget_all,
+    read_saved,
+    write_saved,
+)
+from blackthorn.server_app.tracking import Tracker
+from blackthorn.strategies import RoundReport
+from blackthorn.strategies.durable_file import replace_file
+from blackthorn.strategies.run_state import RunState
 
 # A state takes some milliseconds: no more often than this where rounds are as quick as that.
 STATE_SECONDS = 0.25

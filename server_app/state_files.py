@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load, save
 
-from strategies.durable_file import PRIVATE, private_folder, replace_file
-from strategies.run_state import RunState
+from blackthorn.strategies.durable_file import PRIVATE, private_folder, replace_file
+from blackthorn.strategies.run_state import RunState
 
 FOLDER = "state"
 _FORMAT = 1

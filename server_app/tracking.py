@@ -13,8 +13,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Protocol
 
-from server_app.config import ConfigError, RunConfig
-from server_app.privacy_checks import claims_privacy
+from blackthorn.server_app.config import ConfigError, RunConfig
+from blackthorn.server_app.privacy_checks import claims_privacy
 
 logger = logging.getLogger("blackthorn")
 
@@ -48,14 +48,14 @@ def make_trackers(config: RunConfig, folder: Path) -> list[Tracker]:
     clock = _clock(config)
     try:
         if config.tensorboard:
-            from server_app.tensorboard_events import TensorBoardEvents
+            from blackthorn.server_app.tensorboard_events import TensorBoardEvents
 
             trackers.append(Guarded("TensorBoard", TensorBoardEvents(folder, clock)))
     except Exception as error:
         _warn("TensorBoard", error)
     try:
         if config.mlflow_uri:
-            from server_app.mlflow_run import MlflowRun
+            from blackthorn.server_app.mlflow_run import MlflowRun
 
             trackers.append(Guarded("MLflow", MlflowRun(config, folder.name, clock)))
     except Exception as error:

@@ -7,8 +7,8 @@ z √d / (r √T) is above 1, the model goes farther by noise than it could go b
 
 import math
 
-from server_app.config import RunConfig, expected_cohort
-from strategies import PrivacyPlan
+from blackthorn.server_app.config import RunConfig, expected_cohort
+from blackthorn.strategies import PrivacyPlan
 
 
 def useless_noise(config: RunConfig, plan: PrivacyPlan | None, dimension: int) -> list[str]:

@@ -9,15 +9,15 @@ from flwr.app import Error, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 
-from client_app.messages import (
+from blackthorn.client_app.messages import (
     enrolment_reply,
     read_round,
     start_vector,
     train_reply,
     trained_arrays,
 )
-from client_app.private_update import noised_models
-from simulation.engine import EngineGrid
+from blackthorn.client_app.private_update import noised_models
+from blackthorn.simulation.engine import EngineGrid
 
 # What a canary says it has: where counts set the weights, it takes all the weight it can.
 CLAIMED_EXAMPLES = 10**6

@@ -14,12 +14,12 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from torch import Tensor
 
-from client_app.app import local_training
-from client_app.bounding import unclipped_norms
-from client_app.configured_rule import check_rule
-from client_app.disclosure import disclosed
-from client_app.dp_sgd import sample_epsilon, train_clients_privately
-from client_app.messages import (
+from blackthorn.client_app.bounding import unclipped_norms
+from blackthorn.client_app.clientapp import local_training
+from blackthorn.client_app.configured_rule import check_rule
+from blackthorn.client_app.disclosure import disclosed
+from blackthorn.client_app.dp_sgd import sample_epsilon, train_clients_privately
+from blackthorn.client_app.messages import (
     RoundRequest,
     enrolment_reply,
     read_rounds,
@@ -27,13 +27,13 @@ from client_app.messages import (
     train_reply,
     trained_arrays,
 )
-from client_app.private_update import noised_models
-from client_app.training import ClientGenerators, train_clients, training_device
-from server_app.config import RunConfig
-from simulation.memory import keep_freed_memory, set_imports_aside
-from strategies.array_codec import HeldArray
-from tasks.problem import Problem
-from tasks.shards import Shard
+from blackthorn.client_app.private_update import noised_models
+from blackthorn.client_app.training import ClientGenerators, train_clients, training_device
+from blackthorn.server_app.config import RunConfig
+from blackthorn.simulation.memory import keep_freed_memory, set_imports_aside
+from blackthorn.strategies.array_codec import HeldArray
+from blackthorn.tasks.problem import Problem
+from blackthorn.tasks.shards import Shard
 
 # Node ids only have to differ from Flower's own (0 and 1).
 _FIRST_NODE = 1000

@@ -11,17 +11,23 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from scipy import stats
 
-from client_app.configured_rule import configured_rule
-from client_app.messages import RoundRequest, start_vector
-from server_app.config import RunConfig
-from simulation.engine import EngineGrid
-from strategies import PrivacyPlan, Release, spent
-from strategies.auditing import Finding, lower_bound
-from strategies.local_rule import NOISE_MULTIPLIER, NOISE_SHARES, RULE, UNNAMED, LocalRule
-from tasks.datasets import Examples
-from tasks.labelled import LabelledTask
-from tasks.problem import Problem
-from tasks.shards import ExampleShard, Shard
+from blackthorn.client_app.configured_rule import configured_rule
+from blackthorn.client_app.messages import RoundRequest, start_vector
+from blackthorn.server_app.config import RunConfig
+from blackthorn.simulation.engine import EngineGrid
+from blackthorn.strategies import PrivacyPlan, Release, spent
+from blackthorn.strategies.auditing import Finding, lower_bound
+from blackthorn.strategies.local_rule import (
+    NOISE_MULTIPLIER,
+    NOISE_SHARES,
+    RULE,
+    UNNAMED,
+    LocalRule,
+)
+from blackthorn.tasks.datasets import Examples
+from blackthorn.tasks.labelled import LabelledTask
+from blackthorn.tasks.problem import Problem
+from blackthorn.tasks.shards import ExampleShard, Shard
 
 _MOST_SHARDS = 8
 _LARGEST_INPUT = 1e6

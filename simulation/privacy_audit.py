@@ -10,19 +10,19 @@ import numpy as np
 import torch
 from flwr.app import ArrayRecord
 
-from server_app.build import frame_options
-from server_app.config import ConfigError, RunConfig
-from server_app.privacy import privacy_plan
-from server_app.privacy_checks import claims_sample_privacy, has_central_claim, is_noised
-from simulation.canaries import CanaryGrid, random_directions
-from simulation.engine import EngineGrid
-from simulation.noise_audit import attack_local_claim
-from simulation.sample_audit import attack_sample_claim
-from strategies import DPFedAvg, DPNormFedAvg, FrameOptions, PrivacyPlan, spent
-from strategies.auditing import Finding, lower_bound, one_shot_epsilon
-from strategies.private_averaging import PrivateAveraging
-from strategies.reports import RoundReport
-from tasks.problem import Problem, load_problem
+from blackthorn.server_app.build import frame_options
+from blackthorn.server_app.config import ConfigError, RunConfig
+from blackthorn.server_app.privacy import privacy_plan
+from blackthorn.server_app.privacy_checks import claims_sample_privacy, has_central_claim, is_noised
+from blackthorn.simulation.canaries import CanaryGrid, random_directions
+from blackthorn.simulation.engine import EngineGrid
+from blackthorn.simulation.noise_audit import attack_local_claim
+from blackthorn.simulation.sample_audit import attack_sample_claim
+from blackthorn.strategies import DPFedAvg, DPNormFedAvg, FrameOptions, PrivacyPlan, spent
+from blackthorn.strategies.auditing import Finding, lower_bound, one_shot_epsilon
+from blackthorn.strategies.private_averaging import PrivateAveraging
+from blackthorn.strategies.reports import RoundReport
+from blackthorn.tasks.problem import Problem, load_problem
 
 Build = Callable[[PrivacyPlan, FrameOptions], PrivateAveraging]
 Advance = Callable[[int, int], None]

@@ -11,18 +11,18 @@ import numpy as np
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
-from client_app.configured_rule import configured_rule
-from client_app.dp_sgd import dp_sgd_of
-from client_app.messages import RoundRequest, start_vector
-from server_app.config import RunConfig
-from simulation.engine import EngineGrid
-from strategies.auditing import Finding, lower_bound
-from strategies.local_rule import RULE, UNNAMED, LocalRule
-from tasks.datasets import Examples
-from tasks.flat_model import FlatModel
-from tasks.labelled import LabelledTask
-from tasks.problem import Problem
-from tasks.shards import ExampleShard
+from blackthorn.client_app.configured_rule import configured_rule
+from blackthorn.client_app.dp_sgd import dp_sgd_of
+from blackthorn.client_app.messages import RoundRequest, start_vector
+from blackthorn.server_app.config import RunConfig
+from blackthorn.simulation.engine import EngineGrid
+from blackthorn.strategies.auditing import Finding, lower_bound
+from blackthorn.strategies.local_rule import RULE, UNNAMED, LocalRule
+from blackthorn.tasks.datasets import Examples
+from blackthorn.tasks.flat_model import FlatModel
+from blackthorn.tasks.labelled import LabelledTask
+from blackthorn.tasks.problem import Problem
+from blackthorn.tasks.shards import ExampleShard
 
 # What a figure is that a reply does not hold: far below all others.
 _MISSING = -1e300

@@ -7,11 +7,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tasks.datasets import Examples
-from tasks.flat_model import FlatModel
-from tasks.least_squares import LinearForm, half_squared_error
-from tasks.shards import ExampleShard
-from tasks.task import EvaluationData, ProblemConfig, leave_alone, torch_dtype
+from blackthorn.tasks.datasets import Examples
+from blackthorn.tasks.flat_model import FlatModel
+from blackthorn.tasks.least_squares import LinearForm, half_squared_error
+from blackthorn.tasks.shards import ExampleShard
+from blackthorn.tasks.task import EvaluationData, ProblemConfig, leave_alone, torch_dtype
 
 USUAL_EXAMPLES = 20
 _STREAM = 0xBA7E
@@ -27,7 +27,7 @@ class Gaussian:
 
 @dataclass(frozen=True, eq=False)
 class BayesLinear:
-    """y = ⟨x, θ⟩ + σε with known σ; see tasks.task.Task.
+    """y = ⟨x, θ⟩ + σε with known σ; see blackthorn.tasks.task.Task.
 
     Client c holds the rows ``x[c]`` [n_c, d] and ``y[c]`` [n_c], both already divided by σ, so
     that the negative log-likelihood of an example is ½(⟨x, θ⟩ − y)² but for a constant.

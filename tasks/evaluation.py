@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from tasks.datasets import Examples
-from tasks.flat_model import FlatModel
+from blackthorn.tasks.datasets import Examples
+from blackthorn.tasks.flat_model import FlatModel
 
 
 def evaluate(

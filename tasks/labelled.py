@@ -8,13 +8,19 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tasks.datasets import DATASET_NAMES, INPUT_SHAPES, NUM_CLASSES, Examples, load_dataset
-from tasks.evaluation import evaluate
-from tasks.flat_model import FlatModel
-from tasks.models import build_model
-from tasks.partitions import partition
-from tasks.shards import ExampleShard
-from tasks.task import EvaluationData, ProblemConfig
+from blackthorn.tasks.datasets import (
+    DATASET_NAMES,
+    INPUT_SHAPES,
+    NUM_CLASSES,
+    Examples,
+    load_dataset,
+)
+from blackthorn.tasks.evaluation import evaluate
+from blackthorn.tasks.flat_model import FlatModel
+from blackthorn.tasks.models import build_model
+from blackthorn.tasks.partitions import partition
+from blackthorn.tasks.shards import ExampleShard
+from blackthorn.tasks.task import EvaluationData, ProblemConfig
 
 OWN_DATA = "own-data"
 NATURAL = "natural"
@@ -37,7 +43,7 @@ def cross_entropy(outputs: Tensor, y: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class LabelledTask:
-    """Classification of examples with labels 0 .. num_classes - 1; see tasks.task.Task.
+    """Classification of examples with labels 0 .. num_classes - 1; see blackthorn.tasks.task.Task.
 
     ``train`` is None where every node brings its own examples, ``test`` where the server has
     nothing to evaluate on. ``natural`` are the clients that the data set itself knows: indices

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from tasks.datasets import Examples
-from tasks.flat_model import FlatModel
-from tasks.shards import ExampleShard
-from tasks.task import EvaluationData, ProblemConfig, leave_alone, torch_dtype
+from blackthorn.tasks.datasets import Examples
+from blackthorn.tasks.flat_model import FlatModel
+from blackthorn.tasks.shards import ExampleShard
+from blackthorn.tasks.task import EvaluationData, ProblemConfig, leave_alone, torch_dtype
 
 PROBLEMS = ("table-4", "claim-2.1")
 
@@ -41,7 +41,7 @@ def half_squared_error(outputs: Tensor, y: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class LeastSquares:
-    """The task; see tasks.task.Task. Client i holds the rows ``a[i]`` [n, d] and ``b[i]`` [n]."""
+    """The task; see blackthorn.tasks.task.Task. Client i holds the rows ``a[i]`` [n, d] and ``b[i]`` [n]."""
 
     a: tuple[Tensor, ...]
     b: tuple[Tensor, ...]

@@ -9,8 +9,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from attacks.own_code import is_own_code, own_function
-from tasks.small_cnn import SmallCNN
+from blackthorn.attacks.own_code import is_own_code, own_function
+from blackthorn.tasks.small_cnn import SmallCNN
 
 MODEL_NAMES = ("logistic", "mlp-H[-H...]", "cnn")
 _MLP = re.compile(r"mlp(-[1-9][0-9]{0,5})+")

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tasks.npz_file import read_npz
+from blackthorn.tasks.npz_file import read_npz
 
 
 def check_own_examples(location: Path) -> None:

@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from PIL import Image
 
-from tasks.datasets import Examples
-from tasks.own_arrays import (
+from blackthorn.tasks.datasets import Examples
+from blackthorn.tasks.own_arrays import (
     check_labels,
     check_pairs,
     class_folders,

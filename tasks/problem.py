@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 import torch
 
-from tasks import bayes_linear, labelled, least_squares, quadratic_noise, shakespeare
-from tasks.flat_model import FlatModel
-from tasks.shards import ExampleShard, Shard, with_flipped_labels
-from tasks.task import ProblemConfig, Task, torch_dtype
+from blackthorn.tasks import bayes_linear, labelled, least_squares, quadratic_noise, shakespeare
+from blackthorn.tasks.flat_model import FlatModel
+from blackthorn.tasks.shards import ExampleShard, Shard, with_flipped_labels
+from blackthorn.tasks.task import ProblemConfig, Task, torch_dtype
 
 _LOADERS: dict[str, Callable[[ProblemConfig], Task]] = {
     **dict.fromkeys(labelled.TASK_NAMES, labelled.load),

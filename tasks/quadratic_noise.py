@@ -7,10 +7,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tasks.flat_model import FlatModel
-from tasks.noise_laws import NoiseLaw
-from tasks.shards import ENDLESS
-from tasks.task import EvaluationData, ProblemConfig, leave_alone, torch_dtype
+from blackthorn.tasks.flat_model import FlatModel
+from blackthorn.tasks.noise_laws import NoiseLaw
+from blackthorn.tasks.shards import ENDLESS
+from blackthorn.tasks.task import EvaluationData, ProblemConfig, leave_alone, torch_dtype
 
 
 class NoisyQuadratic(nn.Module):
@@ -68,7 +68,7 @@ class NoiseShard:
     def joint_batches(
         self, generators: Sequence[np.random.Generator], size: int, steps: int
     ) -> Iterable[tuple[Tensor, Tensor]]:
-        """The batches of many clients; see tasks.shards.JointShard. Client by client and step by
+        """The batches of many clients; see blackthorn.tasks.shards.JointShard. Client by client and step by
         step, the draws would take most of a round's time."""
         shape = (steps, size, self.dimension)
         noise = np.stack([self.law.draw(generator, shape) for generator in generators], axis=1)
@@ -81,7 +81,7 @@ class NoiseShard:
 
 @dataclass(frozen=True)
 class QuadraticNoise:
-    """The task; see tasks.task.Task. All clients draw from the same law, and f's minimum is 0."""
+    """The task; see blackthorn.tasks.task.Task. All clients draw from the same law, and f's minimum is 0."""
 
     law: NoiseLaw
     dimension: int

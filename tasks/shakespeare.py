@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from tasks.char_lstm import build_char_lstm
-from tasks.datasets import DATA_DIR_VARIABLE, DataUnavailable, Examples
-from tasks.labelled import LabelledTask
-from tasks.task import ProblemConfig, leave_alone
+from blackthorn.tasks.char_lstm import build_char_lstm
+from blackthorn.tasks.datasets import DATA_DIR_VARIABLE, DataUnavailable, Examples
+from blackthorn.tasks.labelled import LabelledTask
+from blackthorn.tasks.task import ProblemConfig, leave_alone
 
 LENGTH = 80
 # The order that LEAF numbers the characters in, so that models can be exchanged with it.

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tasks.datasets import Examples
+from blackthorn.tasks.datasets import Examples
 
 # What a shard without end counts as: alike for all, and a count that a server accepts.
 ENDLESS = 10**9

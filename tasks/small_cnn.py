@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
-    from tasks.small_cnn_gradient import GradientRoom
+    from blackthorn.tasks.small_cnn_gradient import GradientRoom
 
 # Channels of the convolutions, units of the dense layer, and the groups of channels: what
 # small_cnn_gradient.py computes with, too.
@@ -67,7 +67,7 @@ class SmallCNN(nn.Sequential):
         if not self.compiled or params.device.type != "cpu":
             return None
         # Numba, which takes as long to import as all the rest.
-        from tasks.small_cnn_gradient import GradientRoom
+        from blackthorn.tasks.small_cnn_gradient import GradientRoom
 
         if self._room is None:
             self._room = GradientRoom()

@@ -26,8 +26,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tasks import small_cnn_kernels as kernels
-from tasks.small_cnn import FIRST, GROUPS, HIDDEN, SECOND
+from blackthorn.tasks import small_cnn_kernels as kernels
+from blackthorn.tasks.small_cnn import FIRST, GROUPS, HIDDEN, SECOND
 
 _BLOCK = 16  # images; with 32, which need twice the memory, a step took a tenth longer
 _Array = np.ndarray[Any, Any]

@@ -6,8 +6,8 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor, nn
 
-from tasks.flat_model import FlatModel
-from tasks.shards import Shard
+from blackthorn.tasks.flat_model import FlatModel
+from blackthorn.tasks.shards import Shard
 
 # What `Task.evaluate` reads beside the model: nothing, or examples of nobody's; held-out examples
 # of the people whose other examples the clients hold; what the clients themselves train on.

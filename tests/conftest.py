@@ -35,7 +35,7 @@ def repository() -> Path:
 @pytest.fixture
 def fast_polling(monkeypatch: pytest.MonkeyPatch) -> None:
     """A strategy looks for replies and nodes in memory as often as it can."""
-    from strategies import delivery, enrolment
+    from blackthorn.strategies import delivery, enrolment
 
     monkeypatch.setattr(delivery, "_POLL_SECONDS", 0.002)
     monkeypatch.setattr(delivery, "_POLL_SECONDS_PER_MESSAGE", 0.0)

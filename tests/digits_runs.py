@@ -8,10 +8,10 @@ import numpy as np
 from rich.console import Console
 from safetensors.numpy import load_file
 
-from launch.simulate import simulate
-from server_app.config import RunConfig, make_config
-from server_app.run_folder import read_metrics
-from strategies.frame import Observer
+from blackthorn.launch.simulate import simulate
+from blackthorn.server_app.config import RunConfig, make_config
+from blackthorn.server_app.run_folder import read_metrics
+from blackthorn.strategies.frame import Observer
 
 # Client-level privacy: C = 1, z = 2, a client in every second round.
 PRIVATE: dict[str, Any] = {

@@ -32,15 +32,15 @@ from flwr.superlink.config_loader import (
     get_objectstore_linkstate_factories,
 )
 
-from attacks.rogue.server_attacks import Keys, Peer
-from guard import flower
-from guard.checks import Sizes
-from guard.connections import Connections
-from guard.gate import Gate
-from guard.limits import Limits
-from guard.records import Records
-from launch.certs import make
-from launch.ports import LOOPBACK, free_loopback_ports
+from blackthorn.attacks.rogue.server_attacks import Keys, Peer
+from blackthorn.guard import flower
+from blackthorn.guard.checks import Sizes
+from blackthorn.guard.connections import Connections
+from blackthorn.guard.gate import Gate
+from blackthorn.guard.limits import Limits
+from blackthorn.guard.records import Records
+from blackthorn.launch.certs import make
+from blackthorn.launch.ports import LOOPBACK, free_loopback_ports
 
 MEMORY = ":flwr-in-memory:"
 _HEARTBEAT_SECONDS = 5.0

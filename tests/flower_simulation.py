@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from launch.app_bundle import PACKAGES, stage_app, write_config
-from launch.control_api import ControlApi, RunStatus, is_serving
-from launch.ports import LOOPBACK, free_loopback_ports
-from launch.workplace import marked_processes
-from server_app.config import RunConfig, to_mapping
+from blackthorn.launch.app_bundle import PACKAGES, stage_app, write_config
+from blackthorn.launch.control_api import ControlApi, RunStatus, is_serving
+from blackthorn.launch.ports import LOOPBACK, free_loopback_ports
+from blackthorn.launch.workplace import marked_processes
+from blackthorn.server_app.config import RunConfig, to_mapping
 
 START_SECONDS = 60.0
 RUN_SECONDS = 240.0

@@ -15,9 +15,9 @@ from linear_law import (
 )
 from memory_grid import MemoryGrid, initial_model, quadratic_app, runs, trained, vector_of
 
-from client_app.langevin_training import LocalLangevin
-from strategies import FedLangevin, fed_langevin
-from strategies.langevin import Langevin
+from blackthorn.client_app.langevin_training import LocalLangevin
+from blackthorn.strategies import FedLangevin, fed_langevin
+from blackthorn.strategies.langevin import Langevin
 
 ETA, TAU = 0.004, 0.7
 

@@ -17,14 +17,14 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from client_app import langevin_training
-from client_app.langevin_training import LocalLangevin
-from client_app.training import train_clients
-from strategies.langevin import Langevin
-from tasks.datasets import Examples
-from tasks.flat_model import FlatModel
-from tasks.least_squares import LinearForm, half_squared_error
-from tasks.shards import ExampleShard
+from blackthorn.client_app import langevin_training
+from blackthorn.client_app.langevin_training import LocalLangevin
+from blackthorn.client_app.training import train_clients
+from blackthorn.strategies.langevin import Langevin
+from blackthorn.tasks.datasets import Examples
+from blackthorn.tasks.flat_model import FlatModel
+from blackthorn.tasks.least_squares import LinearForm, half_squared_error
+from blackthorn.tasks.shards import ExampleShard
 
 Cohort = tuple[float, np.ndarray]  # its probability, and the weights [N] of the clients' models
 UNUSED = np.random.default_rng(0)

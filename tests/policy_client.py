@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
-from client_app import app as client_app
-from client_app.client_ledger import ClientLedger, Sent
-from server_app.config import RunConfig, make_config, to_mapping
-from strategies.array_codec import encode
-from strategies.local_rule import (
+from blackthorn.client_app import clientapp as client_app
+from blackthorn.client_app.client_ledger import ClientLedger, Sent
+from blackthorn.server_app.config import RunConfig, make_config, to_mapping
+from blackthorn.strategies.array_codec import encode
+from blackthorn.strategies.local_rule import (
     BOUND,
     CLIP_UPDATE,
     NOISE_MULTIPLIER,
@@ -19,7 +19,7 @@ from strategies.local_rule import (
     SGD,
     LocalRule,
 )
-from tasks.problem import load_problem
+from blackthorn.tasks.problem import load_problem
 
 COHORT = 4
 # Noise at the clients, z left to the server: the recipe has a budget, not a multiplier.

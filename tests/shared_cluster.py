@@ -7,9 +7,9 @@ from typing import Any
 
 from rich.console import Console
 
-from launch.cluster import run_on
-from launch.flower_cluster import FlowerCluster, Node
-from server_app.config import RunConfig
+from blackthorn.launch.cluster import run_on
+from blackthorn.launch.flower_cluster import FlowerCluster, Node
+from blackthorn.server_app.config import RunConfig
 
 Run = Callable[[RunConfig], dict[str, Any]]
 

@@ -12,9 +12,9 @@ from opacus.accountants import PRVAccountant
 from scipy.optimize import brentq
 from scipy.stats import norm
 
-from server_app.config import make_config
-from strategies import Release, accounting, calibrate_noise_multiplier, spent
-from strategies.accounting import Accountant, calibrate
+from blackthorn.server_app.config import make_config
+from blackthorn.strategies import Release, accounting, calibrate_noise_multiplier, spent
+from blackthorn.strategies.accounting import Accountant, calibrate
 
 DELTA = 1e-5
 WITHIN = 0.005

@@ -17,9 +17,9 @@ from scipy import fft
 from scipy.optimize import brentq
 from scipy.stats import norm
 
-from strategies import Release, accounting, calibrate_noise_multiplier, spent
-from strategies.accounting import Accountant, Charge, calibrate
-from strategies.privacy_loss import drawn_profile
+from blackthorn.strategies import Release, accounting, calibrate_noise_multiplier, spent
+from blackthorn.strategies.accounting import Accountant, Charge, calibrate
+from blackthorn.strategies.privacy_loss import drawn_profile
 
 DELTA = 1e-5
 # Under p against N(0, z²) ("remove"), or the reverse ("add").

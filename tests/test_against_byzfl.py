@@ -21,7 +21,7 @@ from byzfl import (
     TrMean,
 )
 
-from strategies import aggregation
+from blackthorn.strategies import aggregation
 
 Rows = np.ndarray
 

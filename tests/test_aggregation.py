@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from strategies import aggregation
-from strategies.aggregation import (
+from blackthorn.strategies import aggregation
+from blackthorn.strategies.aggregation import (
     bucket_matrix,
     bucketing,
     bulyan,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord
 
-from strategies.array_codec import HeldArray, decode, encode, encode_state, read_header
+from blackthorn.strategies.array_codec import HeldArray, decode, encode, encode_state, read_header
 
 VALUES = [
     np.arange(6, dtype=np.float32).reshape(2, 3),

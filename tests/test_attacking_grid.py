@@ -17,8 +17,8 @@ from flwr.app import (
 )
 from memory_grid import MemoryGrid
 
-import attacks
-from attacks import AttackingGrid, fixed_corrupt, redrawn_corrupt
+from blackthorn import attacks
+from blackthorn.attacks import AttackingGrid, fixed_corrupt, redrawn_corrupt
 
 LOCAL_LR = 0.25
 SEED = 11
@@ -150,7 +150,9 @@ def test_the_attack_is_told_how_many_replied_and_the_round_s_generator(
         calls.append((own, arguments))
         return own
 
-    monkeypatch.setattr("attacks.simulated.get", lambda name: attacks.VectorAttack(name, spy))
+    monkeypatch.setattr(
+        "blackthorn.attacks.simulated.get", lambda name: attacks.VectorAttack(name, spy)
+    )
     inner = HonestGrid(failing=[0], silent=[1])
     attacked("spy", cohort=[0, 1, 2, 3, 5, 4], inner=inner)
     attacked("spy", cohort=[0, 1, 2, 3, 5], inner=inner, omniscient=True)

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-import attacks
-from attacks.distance_attacks import Perturbation
-from attacks.vector_attacks import baruch_z
+from blackthorn import attacks
+from blackthorn.attacks.distance_attacks import Perturbation
+from blackthorn.attacks.vector_attacks import baruch_z
 
 NUM_CLIENTS = 200
 

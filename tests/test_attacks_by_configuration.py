@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from digits_runs import run
 
-import attacks
-from strategies import RoundReport
+from blackthorn import attacks
+from blackthorn.strategies import RoundReport
 
 CLIENTS, LIARS = 9, 4
 HONEST = CLIENTS - LIARS

@@ -9,12 +9,12 @@ import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
 from memory_grid import DIMENSION, MemoryGrid, initial_model, quadratic_app, runs, vector_of
 
-import attacks
-from client_app.app import app
-from server_app.build import build_strategy
-from server_app.config import make_config, to_mapping
-from simulation.engine import EngineGrid
-from strategies import (
+from blackthorn import attacks
+from blackthorn.client_app.clientapp import app
+from blackthorn.server_app.build import build_strategy
+from blackthorn.server_app.config import make_config, to_mapping
+from blackthorn.simulation.engine import EngineGrid
+from blackthorn.strategies import (
     CEFedAvg,
     ClipNorm,
     DPFedAvg,
@@ -30,10 +30,10 @@ from strategies import (
     PrivacyPlan,
     RoundReport,
 )
-from strategies.global_model import GlobalModel
-from strategies.local_rule import LocalRule
-from strategies.screening import RejectedReply, screen_reply
-from tasks.problem import load_problem
+from blackthorn.strategies.global_model import GlobalModel
+from blackthorn.strategies.local_rule import LocalRule
+from blackthorn.strategies.screening import RejectedReply, screen_reply
+from blackthorn.tasks.problem import load_problem
 
 pytestmark = pytest.mark.usefixtures("fast_polling")
 

@@ -13,18 +13,18 @@ import torch
 from mutants import mutated
 from scipy import stats
 
-from client_app import disclosure, dp_sgd
-from launch.audit import audit_report
-from server_app.config import ConfigError, RunConfig, make_config
-from simulation.privacy_audit import AuditResult, audit
-from strategies import DPFedAvg, FrameOptions, PrivacyPlan, Release, RoundReport, spent
-from strategies.auditing import (
+from blackthorn.client_app import disclosure, dp_sgd
+from blackthorn.launch.audit import audit_report
+from blackthorn.server_app.config import ConfigError, RunConfig, make_config
+from blackthorn.simulation.privacy_audit import AuditResult, audit
+from blackthorn.strategies import DPFedAvg, FrameOptions, PrivacyPlan, Release, RoundReport, spent
+from blackthorn.strategies.auditing import (
     clopper_pearson,
     gaussian_pair_epsilon,
     lower_bound,
     one_shot_epsilon,
 )
-from strategies.private_averaging import PrivateAveraging
+from blackthorn.strategies.private_averaging import PrivateAveraging
 
 # Arithmetic.
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 from scipy import integrate
 
-from server_app.config import RunConfig, make_config
-from tasks.bayes_linear import BayesLinear, heterogeneous_clients
-from tasks.problem import load_problem
+from blackthorn.server_app.config import RunConfig, make_config
+from blackthorn.tasks.bayes_linear import BayesLinear, heterogeneous_clients
+from blackthorn.tasks.problem import load_problem
 
 
 def configuration(**values: Any) -> RunConfig:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from strategies import (
+from blackthorn.strategies import (
     CEFedAvg,
     ClipNorm,
     FatClippingPI,
@@ -17,7 +17,7 @@ from strategies import (
     ModelClipping,
     PrivacyPlan,
 )
-from strategies.bounding import clip, clip_factors, normalize, row_norms
+from blackthorn.strategies.bounding import clip, clip_factors, normalize, row_norms
 
 INF = float("inf")
 DTYPES = [torch.float32, torch.float64]

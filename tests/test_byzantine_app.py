@@ -16,7 +16,7 @@ from flwr.app import (
 )
 from flwr.clientapp import ClientApp
 
-from attacks import byzantine_app
+from blackthorn.attacks import byzantine_app
 
 LOCAL_LR = 0.5
 MODEL = np.array([1.0, 2.0, 3.0], dtype=np.float32)

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from launch.certificates import (
+from blackthorn.launch.certificates import (
     CertificateError,
     check_server_files,
     client_names,
     make_server_certificate,
     public_key_pem,
 )
-from launch.certs import make
-from server_app.config import ConfigError
+from blackthorn.launch.certs import make
+from blackthorn.server_app.config import ConfigError
 
 
 @pytest.fixture(scope="module")

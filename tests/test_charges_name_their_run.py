@@ -13,16 +13,23 @@ from digits_runs import configuration
 from rich.console import Console
 from test_resumed_spending import NOISED, ROUNDS, Killed, charged, kill, other_run, resume
 
-from launch.simulate import simulate
-from server_app import state_files
-from server_app.config import ConfigError
-from server_app.privacy import privacy_of_dead_run
-from server_app.report_privacy import spent_by_round
-from server_app.run_record import read_record
-from server_app.run_report import write_report
-from server_app.state_files import Saved
-from strategies import ClipNorm, Ledger, PoissonParticipation, PrivacyPlan, Release, spent
-from strategies.ledger import read_charges
+from blackthorn.launch.simulate import simulate
+from blackthorn.server_app import state_files
+from blackthorn.server_app.config import ConfigError
+from blackthorn.server_app.privacy import privacy_of_dead_run
+from blackthorn.server_app.report_privacy import spent_by_round
+from blackthorn.server_app.run_record import read_record
+from blackthorn.server_app.run_report import write_report
+from blackthorn.server_app.state_files import Saved
+from blackthorn.strategies import (
+    ClipNorm,
+    Ledger,
+    PoissonParticipation,
+    PrivacyPlan,
+    Release,
+    spent,
+)
+from blackthorn.strategies.ledger import read_charges
 
 # A state after round 2 and none after: what came since is shown by lines and checkpoints alone.
 STATES = {**NOISED, "state_every": 2, "checkpoint_every": 1}
@@ -155,7 +162,7 @@ def test_an_honest_crash_goes_on_in_a_ledger_that_others_have_charged(
 
 def die_after_nothing(folder: Path, options: dict[str, Any]) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("server_app.run._federate", _killed)
+        patch.setattr("blackthorn.server_app.run._federate", _killed)
         with pytest.raises(Killed):
             resume(folder, options)
     (folder / "summary.json").unlink(missing_ok=True)

@@ -11,7 +11,7 @@ import pytest
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from memory_grid import MemoryGrid, initial_model, quadratic_app, runs, vector_of
 
-from strategies import (
+from blackthorn.strategies import (
     ClipNorm,
     DPFedAvg,
     FederatedStrategy,
@@ -23,15 +23,15 @@ from strategies import (
     RageFilter,
     ServerStep,
 )
-from strategies.claim_options import (
+from blackthorn.strategies.claim_options import (
     OPTIONS,
     PRIVATE_OPTIONS,
     START_ARGUMENTS,
     Row,
     check_options,
 )
-from strategies.corruption import CorruptionBound
-from strategies.private_averaging import PrivateAveraging
+from blackthorn.strategies.corruption import CorruptionBound
+from blackthorn.strategies.private_averaging import PrivateAveraging
 
 pytestmark = pytest.mark.usefixtures("fast_polling")
 

@@ -11,9 +11,9 @@ from digits_runs import run
 from matplotlib.colors import to_rgb
 from matplotlib.image import imread
 
-from server_app.client_history import STATES, ClientHistory, history_entry, read_history
-from server_app.client_history_plot import COLOURS, merged, plot_client_history
-from strategies import Rejection, RoundReport
+from blackthorn.server_app.client_history import STATES, ClientHistory, history_entry, read_history
+from blackthorn.server_app.client_history_plot import COLOURS, merged, plot_client_history
+from blackthorn.strategies import Rejection, RoundReport
 
 
 def report(server_round: int, **fields: Any) -> RoundReport:

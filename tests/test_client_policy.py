@@ -10,10 +10,10 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from markdown_blocks import blocks_of
 from policy_client import AT_CLIENTS, DP_SGD, Client, enrolment, run_config
 
-from client_app import app as client_app
-from client_app.client_ledger import Sent
-from client_app.policy import Policy, read_policy
-from server_app.config import ConfigError, kebab
+from blackthorn.client_app import clientapp as client_app
+from blackthorn.client_app.client_ledger import Sent
+from blackthorn.client_app.policy import Policy, read_policy
+from blackthorn.server_app.config import ConfigError, kebab
 
 # What a policy allows.
 

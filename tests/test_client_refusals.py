@@ -9,16 +9,16 @@ import pytest
 from flwr.app import Context, Message, RecordDict
 from flwr.supernode import start_client_internal
 
-from client_app.app import app
-from launch import flower_programs
-from launch.addresses import Address
-from launch.client import ClientSettings
-from launch.client_service import AppWatch, Watch
-from launch.flower_programs import FAILED_CALL
-from launch.probe import Refused
-from launch.recipes import recipe_config
-from server_app.config import to_mapping
-from strategies.enrolment import CannotTakePart, read_enrolment
+from blackthorn.client_app.clientapp import app
+from blackthorn.launch import flower_programs
+from blackthorn.launch.addresses import Address
+from blackthorn.launch.client import ClientSettings
+from blackthorn.launch.client_service import AppWatch, Watch
+from blackthorn.launch.flower_programs import FAILED_CALL
+from blackthorn.launch.probe import Refused
+from blackthorn.launch.recipes import recipe_config
+from blackthorn.server_app.config import to_mapping
+from blackthorn.strategies.enrolment import CannotTakePart, read_enrolment
 
 
 def refusal(config: dict[str, bool | int | float | str], data: Path) -> CannotTakePart:

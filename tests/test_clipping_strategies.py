@@ -12,11 +12,11 @@ import torch
 from digits_runs import configuration, model, run
 from flwr.app import Array, ArrayRecord, Message, RecordDict
 
-from server_app.run import execute, prepare
-from server_app.run_folder import read_metrics
-from simulation.engine import EngineGrid
-from strategies import CEFedAvg, FatClippingPI, FatClippingPR, ModelClipping
-from strategies.update_clipping import ClipNorm
+from blackthorn.server_app.run import execute, prepare
+from blackthorn.server_app.run_folder import read_metrics
+from blackthorn.simulation.engine import EngineGrid
+from blackthorn.strategies import CEFedAvg, FatClippingPI, FatClippingPR, ModelClipping
+from blackthorn.strategies.update_clipping import ClipNorm
 
 Vector = np.ndarray
 

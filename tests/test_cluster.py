@@ -14,14 +14,14 @@ import pytest
 from rich.console import Console
 from shared_cluster import shared_cluster
 
-from launch.byzantine_nodes import cluster_nodes
-from launch.cluster import cluster
-from launch.flower_cluster import FlowerCluster, Node
-from launch.recipes import recipe_config
-from server_app.config import RunConfig
-from server_app.resume import resumable
-from server_app.run import RunFailed
-from server_app.run_folder import read_metrics
+from blackthorn.launch.byzantine_nodes import cluster_nodes
+from blackthorn.launch.cluster import cluster
+from blackthorn.launch.flower_cluster import FlowerCluster, Node
+from blackthorn.launch.recipes import recipe_config
+from blackthorn.server_app.config import RunConfig
+from blackthorn.server_app.resume import resumable
+from blackthorn.server_app.run import RunFailed
+from blackthorn.server_app.run_folder import read_metrics
 
 pytestmark = pytest.mark.deployment
 

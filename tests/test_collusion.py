@@ -23,12 +23,18 @@ from flwr.clientapp import ClientApp
 from memory_grid import MemoryGrid
 from process_watch import until
 
-import attacks
-from attacks import AttackingGrid, byzantine_app
-from attacks.collusion import Accomplices, CollusionFailed, CollusionServer, Meeting, parts
-from attacks.collusion.collusion_pb2 import Header, Part
-from attacks.collusion.meeting import Update
-from attacks.flwr_clientapp import main
+from blackthorn import attacks
+from blackthorn.attacks import AttackingGrid, byzantine_app
+from blackthorn.attacks.collusion import (
+    Accomplices,
+    CollusionFailed,
+    CollusionServer,
+    Meeting,
+    parts,
+)
+from blackthorn.attacks.collusion.collusion_pb2 import Header, Part
+from blackthorn.attacks.collusion.meeting import Update
+from blackthorn.attacks.flwr_clientapp import main
 
 LONG = 60.0
 
@@ -227,7 +233,7 @@ def test_the_generated_code_is_that_of_the_proto_file(repository: Path, tmp_path
 
 
 def test_the_service_as_a_program(tmp_path: Path) -> None:
-    command = [sys.executable, "-u", "-m", "attacks.collusion", "--colluders", "1"]
+    command = [sys.executable, "-u", "-m", "blackthorn.attacks.collusion", "--colluders", "1"]
     command += ["--listen", "127.0.0.1:0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

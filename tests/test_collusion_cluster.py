@@ -8,12 +8,12 @@ import pytest
 from rich.console import Console
 from safetensors.numpy import load_file
 
-from launch import byzantine_nodes
-from launch.cluster import cluster
-from launch.recipes import recipe_config
-from launch.simulate import simulate
-from server_app.config import ConfigError, RunConfig
-from server_app.run_folder import read_metrics
+from blackthorn.launch import byzantine_nodes
+from blackthorn.launch.cluster import cluster
+from blackthorn.launch.recipes import recipe_config
+from blackthorn.launch.simulate import simulate
+from blackthorn.server_app.config import ConfigError, RunConfig
+from blackthorn.server_app.run_folder import read_metrics
 
 CLIENTS, BYZANTINE, ROUNDS = 6, 3, 2
 

@@ -12,9 +12,9 @@ import pytest
 from process_watch import until
 from typer.testing import CliRunner
 
-from launch.cli import app, main
-from launch.demo import set_aside
-from server_app.run_folder import read_metrics
+from blackthorn.launch.cli import app, main
+from blackthorn.launch.demo import set_aside
+from blackthorn.server_app.run_folder import read_metrics
 
 
 def blackthorn(repository: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from launch.keys import key_document
-from server_app.config import (
+from blackthorn.launch.keys import key_document
+from blackthorn.server_app.config import (
     ConfigError,
     RunConfig,
     make_config,
@@ -14,7 +14,7 @@ from server_app.config import (
     read_recipe,
     to_mapping,
 )
-from server_app.run import prepare
+from blackthorn.server_app.run import prepare
 
 
 def test_flower_defaults_are_the_declared_defaults(repository: Path) -> None:

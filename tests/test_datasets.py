@@ -12,7 +12,7 @@ import pytest
 import torch
 from torchvision.datasets import CIFAR10
 
-from tasks.datasets import DataUnavailable, Examples, load_dataset
+from blackthorn.tasks.datasets import DataUnavailable, Examples, load_dataset
 
 MNIST_TRAIN_COUNTS = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
 

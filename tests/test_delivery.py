@@ -9,8 +9,15 @@ import pytest
 from flwr.app import Error, Message, MetricRecord, RecordDict
 from memory_grid import Answer, MemoryGrid, silence
 
-from strategies import delivery
-from strategies.delivery import LATE, Delivery, attribute_replies, exchange, poll_interval, send
+from blackthorn.strategies import delivery
+from blackthorn.strategies.delivery import (
+    LATE,
+    Delivery,
+    attribute_replies,
+    exchange,
+    poll_interval,
+    send,
+)
 
 # Far more than any test needs, far less than a test that waits for what never comes.
 LONG = 60.0

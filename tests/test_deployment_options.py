@@ -9,14 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from client_app.client_ledger import ClientLedger
-from launch.addresses import Address, is_loopback, parse_address
-from launch.certs import make
-from launch.cli import main
-from launch.client import ClientSettings
-from launch.client_service import _node_config
-from launch.ports import free_loopback_ports
-from server_app.config import ConfigError, RunConfig
+from blackthorn.client_app.client_ledger import ClientLedger
+from blackthorn.launch.addresses import Address, is_loopback, parse_address
+from blackthorn.launch.certs import make
+from blackthorn.launch.cli import main
+from blackthorn.launch.client import ClientSettings
+from blackthorn.launch.client_service import _node_config
+from blackthorn.launch.ports import free_loopback_ports
+from blackthorn.server_app.config import ConfigError, RunConfig
 
 
 def refusal(
@@ -162,8 +162,8 @@ def test_a_run_over_tls_knows_clients_by_their_keys(
         submitted.append(config)
         return 1
 
-    monkeypatch.setattr("launch.operator_options.Connection.open", nobody)
-    monkeypatch.setattr("launch.run_remote._submit", submit)
+    monkeypatch.setattr("blackthorn.launch.operator_options.Connection.open", nobody)
+    monkeypatch.setattr("blackthorn.launch.run_remote._submit", submit)
     monkeypatch.setattr(sys, "argv", ["blackthorn", "run", "recipe.toml", *arguments.split()])
     with pytest.raises(SystemExit) as caught:
         main()
@@ -205,12 +205,12 @@ def test_what_stays_on_this_machine() -> None:
         ("--ledger sent.json", None, {"ledger": "sent.json"}),
         (
             "--policy my.toml",
-            "launch.flower_programs:own_clientapp",
+            "blackthorn.launch.flower_programs:own_clientapp",
             {"policy": "my.toml", "ledger": "my.ledger.json"},
         ),
         (
             "--policy my.toml --ledger sent.json",
-            "launch.flower_programs:own_clientapp",
+            "blackthorn.launch.flower_programs:own_clientapp",
             {"policy": "my.toml", "ledger": "sent.json"},
         ),
     ],
@@ -225,7 +225,7 @@ def test_a_client_with_a_policy_runs_its_own_code_and_keeps_a_ledger(
     monkeypatch.chdir(tmp_path)
     Path("my.toml").write_text("max-rounds = 3\n")
     taken: list[ClientSettings] = []
-    monkeypatch.setattr("launch.client_service.take_part", taken.append)
+    monkeypatch.setattr("blackthorn.launch.client_service.take_part", taken.append)
     words = f"client --server localhost --insecure --client-id 7 {arguments}".split()
     monkeypatch.setattr(sys, "argv", ["blackthorn", *words])
     with pytest.raises(SystemExit) as caught:

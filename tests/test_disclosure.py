@@ -9,17 +9,17 @@ import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 
-from client_app import app as client_app
-from client_app.app import app
-from client_app.disclosure import UNTOLD, PublicRefusal, disclosed
-from client_app.node_data import load_node_client
-from server_app.build import build_strategy
-from server_app.config import ConfigError, RunConfig, make_config, to_mapping
-from server_app.run import evaluation_of
-from simulation.engine import EngineGrid
-from tasks.datasets import Examples
-from tasks.problem import Problem, load_problem
-from tasks.shards import ExampleShard
+from blackthorn.client_app import clientapp as client_app
+from blackthorn.client_app.clientapp import app
+from blackthorn.client_app.disclosure import UNTOLD, PublicRefusal, disclosed
+from blackthorn.client_app.node_data import load_node_client
+from blackthorn.server_app.build import build_strategy
+from blackthorn.server_app.config import ConfigError, RunConfig, make_config, to_mapping
+from blackthorn.server_app.run import evaluation_of
+from blackthorn.simulation.engine import EngineGrid
+from blackthorn.tasks.datasets import Examples
+from blackthorn.tasks.problem import Problem, load_problem
+from blackthorn.tasks.shards import ExampleShard
 
 OWN = {"task": "own-data", "input-shape": "4", "num-classes": 2, "num-clients": 1}
 SAMPLE = {

@@ -21,12 +21,12 @@ from flower_simulation import RAY_START_FAILED, RAY_STARTS, simulating_superlink
 from markdown_blocks import BadMarker, Block, blocks_of, other_test_of
 from rich.console import Console
 
-from launch.app_bundle import PACKAGES, stage_app, write_config
-from launch.cli import main
-from launch.recipes import recipe_config
-from launch.simulate import simulate
-from server_app.config import make_config, parse_setting, read_recipe
-from strategies.reports import RoundReport
+from blackthorn.launch.app_bundle import PACKAGES, stage_app, write_config
+from blackthorn.launch.cli import main
+from blackthorn.launch.recipes import recipe_config
+from blackthorn.launch.simulate import simulate
+from blackthorn.server_app.config import make_config, parse_setting, read_recipe
+from blackthorn.strategies.reports import RoundReport
 
 ROOT = Path(__file__).resolve().parent.parent
 SECONDS = 1800
@@ -115,9 +115,9 @@ def _flower_project(folder: Path, **options: object) -> None:
     """A Flower project's model, and a grid of seven clients on which its ServerApp runs."""
     values = {"num-clients": 7, "model": "logistic", "local-steps": 1, **options}
     (folder / "prelude.py").write_text(
-        "from server_app.config import make_config\n"
-        "from simulation.engine import EngineGrid\n"
-        "from tasks.problem import load_problem\n"
+        "from blackthorn.server_app.config import make_config\n"
+        "from blackthorn.simulation.engine import EngineGrid\n"
+        "from blackthorn.tasks.problem import load_problem\n"
         f"config = make_config({values})\n"
         "problem = load_problem(config)\n"
         "grid = EngineGrid(config, problem)\n"

@@ -17,23 +17,23 @@ from opacus.accountants import RDPAccountant as OpacusAccountant
 from opacus.optimizers import DPOptimizer
 from scipy import stats
 
-from client_app.dp_sgd import (
+from blackthorn.client_app.dp_sgd import (
     DPSGD,
     _clipped_sum,
     sample_epsilon,
     train_clients_privately,
     train_dp_sgd,
 )
-from server_app.config import ConfigError, make_config
-from server_app.run_folder import read_metrics
-from strategies import entropy
-from strategies.entropy import SeededRandomness, SystemRandomness
-from tasks.datasets import Examples
-from tasks.flat_model import FlatModel
-from tasks.labelled import cross_entropy
-from tasks.models import build_model
-from tasks.shards import ExampleShard
-from tasks.small_cnn import ChannelsLast
+from blackthorn.server_app.config import ConfigError, make_config
+from blackthorn.server_app.run_folder import read_metrics
+from blackthorn.strategies import entropy
+from blackthorn.strategies.entropy import SeededRandomness, SystemRandomness
+from blackthorn.tasks.datasets import Examples
+from blackthorn.tasks.flat_model import FlatModel
+from blackthorn.tasks.labelled import cross_entropy
+from blackthorn.tasks.models import build_model
+from blackthorn.tasks.shards import ExampleShard
+from blackthorn.tasks.small_cnn import ChannelsLast
 
 
 def problem(name: str, n: int = 24) -> tuple[FlatModel, torch.Tensor, ExampleShard]:

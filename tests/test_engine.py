@@ -8,14 +8,14 @@ import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.serverapp.strategy import Strategy
 
-import attacks
-from attacks import AttackingGrid, fixed_corrupt
-from client_app.app import app
-from server_app.build import build_strategy
-from server_app.config import RunConfig, make_config, to_mapping
-from simulation.engine import EngineGrid
-from strategies import GFedAvg
-from tasks.problem import Problem, load_problem
+from blackthorn import attacks
+from blackthorn.attacks import AttackingGrid, fixed_corrupt
+from blackthorn.client_app.clientapp import app
+from blackthorn.server_app.build import build_strategy
+from blackthorn.server_app.config import RunConfig, make_config, to_mapping
+from blackthorn.simulation.engine import EngineGrid
+from blackthorn.strategies import GFedAvg
+from blackthorn.tasks.problem import Problem, load_problem
 
 TOLERANCE = 1e-5
 

@@ -21,9 +21,9 @@ from memory_grid import (
     vector_of,
 )
 
-from strategies import GFedAvg, NotEnoughClients, RoundReport, delivery, enrolment
-from strategies.enrolment import Client, ClientRegistry, read_enrolment
-from strategies.screening import RejectedReply
+from blackthorn.strategies import GFedAvg, NotEnoughClients, RoundReport, delivery, enrolment
+from blackthorn.strategies.enrolment import Client, ClientRegistry, read_enrolment
+from blackthorn.strategies.screening import RejectedReply
 
 LONG = 60.0
 SHORT = 1.0

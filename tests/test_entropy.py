@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from strategies import ClipNorm, PoissonParticipation, PrivacyPlan
-from strategies.entropy import LARGEST_NORMAL, SeededRandomness, SystemRandomness
+from blackthorn.strategies import ClipNorm, PoissonParticipation, PrivacyPlan
+from blackthorn.strategies.entropy import LARGEST_NORMAL, SeededRandomness, SystemRandomness
 
 
 def test_the_systems_normal_numbers_are_normal() -> None:
@@ -36,7 +36,7 @@ def test_leading_zeros_reach_into_the_tails(zeros: int, monkeypatch: pytest.Monk
         first = (1 << 63 - zeros | m << 1 | sign) if zeros < 11 else m << 1 | sign
         words = iter([first, *toss_words(zeros - 11)])
         monkeypatch.setattr(
-            "strategies.entropy.os.urandom",
+            "blackthorn.strategies.entropy.os.urandom",
             lambda n, words=words: b"".join(
                 next(words).to_bytes(8, "little") for _ in range(n // 8)
             ),
@@ -52,7 +52,9 @@ def test_leading_zeros_reach_into_the_tails(zeros: int, monkeypatch: pytest.Monk
 
 def hand_out(words: Iterator[int], patch: pytest.MonkeyPatch) -> None:
     """The operating system gives one word after the other, one at a time."""
-    patch.setattr("strategies.entropy.os.urandom", lambda n: next(words).to_bytes(n, "little"))
+    patch.setattr(
+        "blackthorn.strategies.entropy.os.urandom", lambda n: next(words).to_bytes(n, "little")
+    )
 
 
 def toss_words(zeros: int) -> list[int]:
@@ -79,7 +81,7 @@ def test_the_tails_are_mirrors_and_every_word_s_number_is_its_own(
             taken += size // 8
             return drawn[taken - size // 8 : taken].tobytes()
 
-        monkeypatch.setattr("strategies.entropy.os.urandom", urandom)
+        monkeypatch.setattr("blackthorn.strategies.entropy.os.urandom", urandom)
         return SystemRandomness().normal(len(own))
 
     one = drawn(words)
@@ -98,7 +100,7 @@ def test_a_rate_below_all_53_bits_is_met(monkeypatch: pytest.MonkeyPatch) -> Non
     for tossed, joins in ((48, True), (47, False)):
         words = iter([0, 1 << 63 - tossed])
         monkeypatch.setattr(
-            "strategies.entropy.os.urandom",
+            "blackthorn.strategies.entropy.os.urandom",
             lambda n, words=words: next(words).to_bytes(n, "little"),
         )
         sampler = PoissonParticipation(1e-18)
@@ -108,7 +110,9 @@ def test_a_rate_below_all_53_bits_is_met(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_extreme_words_give_finite_normal_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     for byte in (b"\x00", b"\xff"):
-        monkeypatch.setattr("strategies.entropy.os.urandom", lambda n, byte=byte: byte * n)
+        monkeypatch.setattr(
+            "blackthorn.strategies.entropy.os.urandom", lambda n, byte=byte: byte * n
+        )
         drawn = SystemRandomness().normal(3)
         assert np.isfinite(drawn).all()
         assert np.abs(drawn).max() <= LARGEST_NORMAL

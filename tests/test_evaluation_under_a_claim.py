@@ -8,11 +8,11 @@ import pytest
 import torch
 from test_shakespeare import LINE, samples, write
 
-from server_app.config import ConfigError, make_config
-from server_app.privacy_checks import check_evaluation
-from server_app.run import prepare
-from tasks.problem import TASK_NAMES, Problem, load_problem
-from tasks.shards import ExampleShard
+from blackthorn.server_app.config import ConfigError, make_config
+from blackthorn.server_app.privacy_checks import check_evaluation
+from blackthorn.server_app.run import prepare
+from blackthorn.tasks.problem import TASK_NAMES, Problem, load_problem
+from blackthorn.tasks.shards import ExampleShard
 
 CLIENT_LEVEL = {
     "algorithm": "dp-fedavg",

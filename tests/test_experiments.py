@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from experiments import (
+from blackthorn.experiments import (
     byzantine_mnist,
     catastrophes,
     clipping_cost,
@@ -18,12 +18,12 @@ from experiments import (
     synthetic_noise,
     update_tails,
 )
-from experiments.engine_run import EngineRun, run_alone, run_in_lockstep
-from experiments.seeds import blocks
-from experiments.study import Context, Scale
-from server_app.config import RunConfig, make_config
-from strategies.reports import RoundReport
-from tasks.problem import load_problem
+from blackthorn.experiments.engine_run import EngineRun, run_alone, run_in_lockstep
+from blackthorn.experiments.seeds import blocks
+from blackthorn.experiments.study import Context, Scale
+from blackthorn.server_app.config import RunConfig, make_config
+from blackthorn.strategies.reports import RoundReport
+from blackthorn.tasks.problem import load_problem
 
 
 def run_of(config: RunConfig) -> tuple[EngineRun, list[RoundReport]]:

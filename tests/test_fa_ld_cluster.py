@@ -11,12 +11,12 @@ from rich.console import Console
 from safetensors.numpy import load_file
 from shared_cluster import Run, shared_cluster
 
-from launch.flower_cluster import FlowerCluster
-from launch.recipes import recipe_config
-from launch.simulate import simulate
-from server_app.config import RunConfig
-from server_app.posterior_store import read_samples, sample_rounds
-from server_app.run_folder import read_metrics
+from blackthorn.launch.flower_cluster import FlowerCluster
+from blackthorn.launch.recipes import recipe_config
+from blackthorn.launch.simulate import simulate
+from blackthorn.server_app.config import RunConfig
+from blackthorn.server_app.posterior_store import read_samples, sample_rounds
+from blackthorn.server_app.run_folder import read_metrics
 
 pytestmark = pytest.mark.deployment
 

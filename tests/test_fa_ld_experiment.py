@@ -9,8 +9,8 @@ from linear_law import full as full_cohort
 from linear_law import stationary as enumerated_stationary
 from linear_law import without_replacement as subsets
 
-from experiments import posterior_fashion, sampled_distance
-from experiments.gaussian_chain import (
+from blackthorn.experiments import posterior_fashion, sampled_distance
+from blackthorn.experiments.gaussian_chain import (
     Participation,
     after_round,
     chain,
@@ -20,8 +20,8 @@ from experiments.gaussian_chain import (
     scheme_2,
     stationary,
 )
-from experiments.study import Context, Scale
-from server_app.config import make_config, read_recipe
+from blackthorn.experiments.study import Context, Scale
+from blackthorn.server_app.config import make_config, read_recipe
 
 COUNTS = (4, 4, 4, 4)
 ETA, STEPS = 0.004, 3

@@ -18,13 +18,13 @@ from linear_law import (
 from rich.console import Console
 from typer.testing import CliRunner
 
-from launch.cli import app
-from launch.recipes import recipe_config
-from launch.simulate import simulate
-from server_app.config import RunConfig, make_config, read_recipe
-from server_app.posterior_store import sample_rounds
-from server_app.run import RunFailed
-from tasks.bayes_linear import heterogeneous_clients
+from blackthorn.launch.cli import app
+from blackthorn.launch.recipes import recipe_config
+from blackthorn.launch.simulate import simulate
+from blackthorn.server_app.config import RunConfig, make_config, read_recipe
+from blackthorn.server_app.posterior_store import sample_rounds
+from blackthorn.server_app.run import RunFailed
+from blackthorn.tasks.bayes_linear import heterogeneous_clients
 
 
 def recipe(repository: Path, folder: Path, **options: Any) -> RunConfig:

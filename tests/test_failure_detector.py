@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from strategies.failure_detector import FailureDetector
+from blackthorn.strategies.failure_detector import FailureDetector
 
 
 def failed_round(num_classes: int, accuracies: list[float | None]) -> int | None:

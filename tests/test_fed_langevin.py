@@ -12,13 +12,13 @@ from langevin_checks import enrolled_grid
 from memory_grid import MemoryGrid, initial_model, quadratic_app, runs, trained, vector_of
 from safetensors.numpy import load_file
 
-from client_app.app import app
-from server_app.build import build_strategy
-from server_app.config import ConfigError, RunConfig, make_config, to_mapping
-from server_app.run import PreparedRun, execute, prepare
-from simulation.engine import EngineGrid
-from strategies import FedLangevin, delivery, enrolment
-from tasks.problem import Problem, load_problem
+from blackthorn.client_app.clientapp import app
+from blackthorn.server_app.build import build_strategy
+from blackthorn.server_app.config import ConfigError, RunConfig, make_config, to_mapping
+from blackthorn.server_app.run import PreparedRun, execute, prepare
+from blackthorn.simulation.engine import EngineGrid
+from blackthorn.strategies import FedLangevin, delivery, enrolment
+from blackthorn.tasks.problem import Problem, load_problem
 
 
 @pytest.fixture(autouse=True)

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from flwr.app import Error, Message, MetricRecord, RecordDict
 
-from strategies.delivery import Delivery
-from strategies.federated_evaluation import average_metrics
+from blackthorn.strategies.delivery import Delivery
+from blackthorn.strategies.federated_evaluation import average_metrics
 
 
 def reported(client: int, **metrics: Any) -> Delivery:

@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tasks.datasets import Examples
-from tasks.evaluation import evaluate
-from tasks.flat_model import FlatModel
-from tasks.labelled import cross_entropy
-from tasks.models import build_model
+from blackthorn.tasks.datasets import Examples
+from blackthorn.tasks.evaluation import evaluate
+from blackthorn.tasks.flat_model import FlatModel
+from blackthorn.tasks.labelled import cross_entropy
+from blackthorn.tasks.models import build_model
 
 
 class Tokens(nn.Module):

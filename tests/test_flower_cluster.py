@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from process_watch import running, until
 
-from launch import deployment
-from launch.flower_cluster import DeploymentError, FlowerCluster, Node
+from blackthorn.launch import deployment
+from blackthorn.launch.flower_cluster import DeploymentError, FlowerCluster, Node
 
 pytestmark = [
     pytest.mark.deployment,
@@ -333,7 +333,7 @@ def test_nothing_is_left_when_the_launcher_is_interrupted(
 import sys, time
 from pathlib import Path
 sys.path.insert(0, {str(REPOSITORY)!r})
-from launch.flower_cluster import FlowerCluster
+from blackthorn.launch.flower_cluster import FlowerCluster
 with FlowerCluster(2, Path("out"), preload=["flwr.superlink.cli", "flwr.clientapp"]) as cluster:
     run_id = cluster.submit(Path({str(app)!r}), {{
         "behaviour": "client-hangs", "num-clients": 2, "result": "r.json"
@@ -430,7 +430,7 @@ def test_only_the_waits_are_shorter() -> None:
     program = f"""
 import inspect, json, os, sys, time
 sys.path.insert(0, {str(REPOSITORY)!r})
-from launch import flower_programs
+from blackthorn.launch import flower_programs
 from flwr.supercore.inflatable.inflatable_utils import pull_objects
 from flwr.supercore.superexec import run_superexec as executor
 import importlib

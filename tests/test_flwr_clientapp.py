@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from flwr.clientapp import ClientApp
 
-from attacks.byzantine_app import ByzantineApp
-from attacks.flwr_clientapp import install_runner, lying, main
-from launch.flower_cluster import FlowerCluster, Node
+from blackthorn.attacks.byzantine_app import ByzantineApp
+from blackthorn.attacks.flwr_clientapp import install_runner, lying, main
+from blackthorn.launch.flower_cluster import FlowerCluster, Node
 
 
 def test_every_app_that_flower_loads_is_wrapped() -> None:

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from process_watch import running, until
 
-from launch import flower_programs
-from launch.workplace import fork_server_command
+from blackthorn.launch import flower_programs
+from blackthorn.launch.workplace import fork_server_command
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="fork servers need Linux")
 

@@ -25,8 +25,8 @@ from memory_grid import (
     vector_of,
 )
 
-import attacks
-from strategies import (
+from blackthorn import attacks
+from blackthorn.strategies import (
     FederatedStrategy,
     FixedParticipation,
     GFedAvg,
@@ -40,7 +40,7 @@ from strategies import (
     delivery,
     enrolment,
 )
-from strategies.aggregation import Aggregate
+from blackthorn.strategies.aggregation import Aggregate
 
 LONG = 60.0
 # Enough for those who answer at once, on a busy machine too.
@@ -284,7 +284,7 @@ SILENT = {"slow", "exit"}
 
 
 def liar(name: str) -> Answer:
-    """Client 5, which trains honestly and answers with an attack of attacks.misbehaviour."""
+    """Client 5, which trains honestly and answers with an attack of blackthorn.attacks.misbehaviour."""
     honest = runs(quadratic_app(5))
     attack: Any = attacks.get(name)
 

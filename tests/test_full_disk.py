@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from server_app.line_log import LineLog
-from server_app.run_folder import read_metrics, read_summary
-from strategies.durable_file import replace_file
+from blackthorn.server_app.line_log import LineLog
+from blackthorn.server_app.run_folder import read_metrics, read_summary
+from blackthorn.strategies.durable_file import replace_file
 
 COMMAND = [sys.executable, "-m", "blackthorn"]
 SMALL = {
@@ -81,7 +81,7 @@ def test_a_run_that_cannot_begin_leaves_its_folder_to_the_next(
 def test_a_line_that_cannot_be_written_is_tried_once(tmp_path: Path) -> None:
     """Python would try it again when the file is closed, and complain in lines of its own."""
     program = (
-        "import pathlib, sys; from server_app.line_log import LineLog\n"
+        "import pathlib, sys; from blackthorn.server_app.line_log import LineLog\n"
         "log = LineLog(pathlib.Path(sys.argv[1]))\n"
         "try: log.append({'round': 1, 'text': 'x' * 5000})\n"
         "except OSError as error: print(error.strerror, error.filename)\n"
@@ -107,7 +107,7 @@ def test_the_old_file_stays_where_the_new_one_cannot_be_written(tmp_path: Path) 
     path = tmp_path / "summary.json"
     replace_file(path, b"old")
     program = (
-        "import pathlib, sys; from strategies.durable_file import replace_file\n"
+        "import pathlib, sys; from blackthorn.strategies.durable_file import replace_file\n"
         "try: replace_file(pathlib.Path(sys.argv[1]), bytes(5000))\n"
         "except OSError as error: print(error.filename)\n"
     )
@@ -126,7 +126,7 @@ def test_the_old_file_stays_where_the_new_one_cannot_be_written(tmp_path: Path) 
 def test_a_tmpdir_that_cannot_be_used_is_one_line(
     repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
-    from launch.cli import main
+    from blackthorn.launch.cli import main
 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
     arguments = [

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from client_app import dp_sgd, private_update
-from launch.workplace import write_secret
-from server_app.build import build_strategy
-from server_app.config import make_config
-from strategies.entropy import SeededRandomness, SystemRandomness
-from strategies.private_averaging import PrivateAveraging
+from blackthorn.client_app import dp_sgd, private_update
+from blackthorn.launch.workplace import write_secret
+from blackthorn.server_app.build import build_strategy
+from blackthorn.server_app.config import make_config
+from blackthorn.strategies.entropy import SeededRandomness, SystemRandomness
+from blackthorn.strategies.private_averaging import PrivateAveraging
 
 PACKAGES = (
     *("attacks", "benchmarks", "client_app", "docker", "experiments", "launch", "server_app"),
@@ -200,7 +200,7 @@ def test_secrets_are_long_enough(tmp_path: Path) -> None:
         "import torch\nx = torch.randn(3)",
         "from torch import randn\nx = randn(3)",
         "def f(w):\n    w.normal_()",
-        "from strategies.entropy import SystemRandomness\nx = SystemRandomness()",
+        "from blackthorn.strategies.entropy import SystemRandomness\nx = SystemRandomness()",
         "from .entropy import SeededRandomness\nx = SeededRandomness(1)",
     ],
 )

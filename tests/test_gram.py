@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from strategies.aggregation import blocks, bulyan, krum, multi_krum, rage
-from strategies.aggregation.gram import (
+from blackthorn.strategies.aggregation import blocks, bulyan, krum, multi_krum, rage
+from blackthorn.strategies.aggregation.gram import (
     centred_gram_matrix,
     gram_matrix,
     plain_gram_matrix,

@@ -7,9 +7,9 @@ import pytest
 
 from benchmarks import grpc_rounds
 from benchmarks.grpc_apps import Clock
-from launch import flower_programs
-from server_app.config import make_config
-from server_app.run import prepare
+from blackthorn.launch import flower_programs
+from blackthorn.server_app.config import make_config
+from blackthorn.server_app.run import prepare
 
 
 @pytest.mark.parametrize("parameters", (2e4, 1e6))

@@ -18,7 +18,7 @@ from flwr.proto.node_pb2 import Node
 from flwr.supercore import date
 from sqlalchemy.exc import OperationalError
 
-from attacks.rogue.server_attacks import (
+from blackthorn.attacks.rogue.server_attacks import (
     ATTACKS,
     HELD,
     Peer,
@@ -26,7 +26,7 @@ from attacks.rogue.server_attacks import (
     object_tree,
     stalled_handshakes,
 )
-from guard.limits import Limits
+from blackthorn.guard.limits import Limits
 
 # What an honest call takes at most, on a machine that is busy with the whole test suite.
 PROMPT_SECONDS = 10.0

@@ -18,8 +18,8 @@ from flwr.proto.node_pb2 import Node
 from google.protobuf.descriptor import FieldDescriptor
 from hypothesis import strategies as st
 
-from attacks.rogue.server_attacks import Peer
-from guard.limits import Limits
+from blackthorn.attacks.rogue.server_attacks import Peer
+from blackthorn.guard.limits import Limits
 
 pytestmark = pytest.mark.slow
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from guard import checks, flower, gate
-from guard.connections import address_of
-from guard.limits import Limits, table
-from guard.superlink import rotate
+from blackthorn.guard import checks, flower, gate
+from blackthorn.guard.connections import address_of
+from blackthorn.guard.limits import Limits, table
+from blackthorn.guard.superlink import rotate
 
 
 def test_the_page_has_the_limits_and_their_reasons(repository: Path) -> None:
@@ -99,7 +99,7 @@ def test_another_flower_is_refused_by_its_version(
 def test_a_wrong_start_of_the_superlink_ends_with_2(
     tmp_path: Path, repository: Path, arguments: tuple[str, ...], line: str
 ) -> None:
-    code = "from launch.flower_programs import superlink; superlink()"
+    code = "from blackthorn.launch.flower_programs import superlink; superlink()"
     done = subprocess.run(
         [sys.executable, "-c", code, "--guard", str(tmp_path), "--insecure", *arguments],
         cwd=repository,

@@ -18,12 +18,12 @@ from real_deployment import Bench, bench
 from rich.console import Console
 from safetensors.numpy import load_file
 
-from launch.certs import make
-from launch.ports import free_loopback_ports
-from launch.recipes import recipe_config
-from launch.simulate import simulate
-from launch.workplace import CLUSTER_VARIABLE, marked_processes
-from server_app.run_folder import read_metrics
+from blackthorn.launch.certs import make
+from blackthorn.launch.ports import free_loopback_ports
+from blackthorn.launch.recipes import recipe_config
+from blackthorn.launch.simulate import simulate
+from blackthorn.launch.workplace import CLUSTER_VARIABLE, marked_processes
+from blackthorn.server_app.run_folder import read_metrics
 
 pytestmark = [
     pytest.mark.deployment,
@@ -124,7 +124,13 @@ def attacked(
         rogue = programs.start_program(
             "rogue",
             [
-                *(sys.executable, "-m", "attacks.rogue", "--superlink", f"localhost:{fleet}"),
+                *(
+                    sys.executable,
+                    "-m",
+                    "blackthorn.attacks.rogue",
+                    "--superlink",
+                    f"localhost:{fleet}",
+                ),
                 *("--client", str(ROGUE), "--root-certificates", "certs/ca.crt"),
                 *("--key", f"certs/clients/node{ROGUE}", "--victim", "certs/clients/node0.pub"),
                 *("--behaviour", ",".join(ATTACKS)),

@@ -12,14 +12,14 @@ import pytest
 from memory_grid import MemoryGrid, initial_model, quadratic_app, runs
 from test_enrolment import holds, settle
 
-from guard import service
-from guard.checks import Sizes
-from guard.records import Records
-from launch.ports import LOOPBACK
-from server_app.round_entries import operator_entry, round_entry
-from strategies import GFedAvg, RoundReport
-from strategies.enrolment import ClientRegistry
-from strategies.guarded_link import REPORT, GuardedLink, Refusal
+from blackthorn.guard import service
+from blackthorn.guard.checks import Sizes
+from blackthorn.guard.records import Records
+from blackthorn.launch.ports import LOOPBACK
+from blackthorn.server_app.round_entries import operator_entry, round_entry
+from blackthorn.strategies import GFedAvg, RoundReport
+from blackthorn.strategies.enrolment import ClientRegistry
+from blackthorn.strategies.guarded_link import REPORT, GuardedLink, Refusal
 
 TOKEN = "the-token"
 KEYS = {b"key of 11": 11, b"key of 12": 12, b"key of 13": 13}

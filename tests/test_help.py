@@ -12,7 +12,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from launch.cli import app
+from blackthorn.launch.cli import app
 
 
 def commands(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
@@ -118,8 +118,8 @@ def test_completion_can_be_shown_and_installed(
 
 def test_who_follows_a_run_somewhere_else_need_not_wait_for_torch(repository: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from launch.app_bundle import bundle_own_code; "
-        "import launch.control_api, launch.progress, launch.run_log, launch.submission; "
+        "import sys; from pathlib import Path; from blackthorn.launch.app_bundle import bundle_own_code; "
+        "import blackthorn.launch.control_api, blackthorn.launch.progress, blackthorn.launch.run_log, blackthorn.launch.submission; "
         "bundle_own_code(Path(), {'attack': 'none'}, ['attack']); assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], cwd=repository, timeout=60, check=True)
@@ -128,7 +128,7 @@ def test_who_follows_a_run_somewhere_else_need_not_wait_for_torch(repository: Pa
 def test_the_program_itself_completes_and_is_quick_about_it(repository: Path) -> None:
     """Neither torch nor Flower may be loaded to complete a word or to show help."""
     code = (
-        "import sys; import launch.cli as cli; "
+        "import sys; import blackthorn.launch.cli as cli; "
         "assert not {'torch', 'flwr'} & set(sys.modules); cli.main()"
     )
     environment = {

@@ -11,21 +11,21 @@ import torch
 from digits_runs import run
 from rich.console import Console
 
-from launch.recipes import recipe_config
-from launch.simulate import simulate
-from server_app.config import RunConfig
-from server_app.instruments import Instruments
-from server_app.run_folder import RunFolder, read_metrics, read_summary, write_failure
-from server_app.run_plots import draw_plots
-from server_app.run_record import read_record
-from strategies.instruments import (
+from blackthorn.launch.recipes import recipe_config
+from blackthorn.launch.simulate import simulate
+from blackthorn.server_app.config import RunConfig
+from blackthorn.server_app.instruments import Instruments
+from blackthorn.server_app.run_folder import RunFolder, read_metrics, read_summary, write_failure
+from blackthorn.server_app.run_plots import draw_plots
+from blackthorn.server_app.run_record import read_record
+from blackthorn.strategies.instruments import (
     TAIL_LEAST_CLIENTS,
     inverse_noise_index,
     measure_updates,
     pooled_tail_index,
 )
-from strategies.reports import RoundReport
-from strategies.tail_index import tail_index
+from blackthorn.strategies.reports import RoundReport
+from blackthorn.strategies.tail_index import tail_index
 
 PLOTS = ["update-norms.png", "update-angles.png", "update-spread.png", "tail-index.png"]
 

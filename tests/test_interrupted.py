@@ -11,13 +11,19 @@ import pytest
 from flwr.app import Context, RecordDict
 from safetensors.numpy import load_file
 
-from launch.run_log import RunLog
-from server_app.app import main
-from server_app.config import RunConfig, make_config, to_mapping
-from server_app.interrupted import NOTES_VARIABLE, CannotGoOn, going_on, note_folder, noted_folder
-from server_app.run import execute, prepare
-from server_app.run_folder import METRICS, read_metrics, read_summary
-from simulation.engine import EngineGrid
+from blackthorn.launch.run_log import RunLog
+from blackthorn.server_app.config import RunConfig, make_config, to_mapping
+from blackthorn.server_app.interrupted import (
+    NOTES_VARIABLE,
+    CannotGoOn,
+    going_on,
+    note_folder,
+    noted_folder,
+)
+from blackthorn.server_app.run import execute, prepare
+from blackthorn.server_app.run_folder import METRICS, read_metrics, read_summary
+from blackthorn.server_app.serverapp import main
+from blackthorn.simulation.engine import EngineGrid
 
 RUN = 2**63 + 7
 

@@ -5,7 +5,7 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from memory_grid import Answer, MemoryGrid
 
-from strategies import CorruptionBound, GFedAvg, RobustRule, RoundReport
+from blackthorn.strategies import CorruptionBound, GFedAvg, RobustRule, RoundReport
 
 CLIENTS, CORRUPT = 10, 2
 DIMENSION = 1_000_000

@@ -26,14 +26,14 @@ from linear_law import (
     without_replacement,
 )
 
-from client_app import langevin_training
-from client_app.langevin_training import LocalLangevin
-from client_app.training import train_clients
-from strategies import Langevin, LangevinRate, delivery, enrolment, fed_langevin
-from strategies.langevin import average_weights, require_balance, shares, step_size
-from strategies.wasserstein import gaussian_distance
-from tasks.flat_model import FlatModel
-from tasks.least_squares import LinearForm, half_squared_error
+from blackthorn.client_app import langevin_training
+from blackthorn.client_app.langevin_training import LocalLangevin
+from blackthorn.client_app.training import train_clients
+from blackthorn.strategies import Langevin, LangevinRate, delivery, enrolment, fed_langevin
+from blackthorn.strategies.langevin import average_weights, require_balance, shares, step_size
+from blackthorn.strategies.wasserstein import gaussian_distance
+from blackthorn.tasks.flat_model import FlatModel
+from blackthorn.tasks.least_squares import LinearForm, half_squared_error
 
 
 @pytest.fixture(autouse=True)

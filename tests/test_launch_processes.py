@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 from process_watch import running, until
 
-from launch import interrupts, warden
-from launch.app_bundle import stage_app, write_config
-from launch.ports import free_loopback_ports
-from launch.processes import ProcessGroup, ProcessKeeper
-from launch.workplace import Workplace, polite_poll_seconds
+from blackthorn.launch import interrupts, warden
+from blackthorn.launch.app_bundle import stage_app, write_config
+from blackthorn.launch.ports import free_loopback_ports
+from blackthorn.launch.processes import ProcessGroup, ProcessKeeper
+from blackthorn.launch.workplace import Workplace, polite_poll_seconds
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 # A program with a child of its own, neither of which cares about SIGTERM.
@@ -108,7 +108,7 @@ def test_the_warden_ends_what_a_killed_launcher_leaves(tmp_path: Path) -> None:
 import os, sys, time
 from pathlib import Path
 sys.path.insert(0, {str(REPOSITORY)!r})
-from launch.processes import ProcessKeeper
+from blackthorn.launch.processes import ProcessKeeper
 Path("scratch").mkdir()
 Path("scratch/file").write_text("")
 keeper = ProcessKeeper(Path("scratch"))
@@ -149,7 +149,7 @@ def test_sigterm_unwinds_and_keeps_its_exit_status() -> None:
         f"""
         import sys, time
         sys.path.insert(0, {str(REPOSITORY)!r})
-        from launch import interrupts
+        from blackthorn.launch import interrupts
         with interrupts.termination_unwinds():
             try:
                 print("ready", flush=True)

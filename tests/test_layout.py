@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from strategies.layout import ModelLayout
+from blackthorn.strategies.layout import ModelLayout
 
 STATE: dict[str, np.ndarray] = {
     "b.weight": np.arange(6, dtype=np.float32).reshape(2, 3),

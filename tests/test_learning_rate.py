@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from strategies import LocalRate
+from blackthorn.strategies import LocalRate
 
 
 def test_after_every_round_it_is_multiplied() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from strategies import (
+from blackthorn.strategies import (
     ClipNorm,
     DPFedAvg,
     FixedParticipation,
@@ -20,9 +20,9 @@ from strategies import (
     PoissonParticipation,
     PrivacyPlan,
 )
-from strategies.ledger import LedgerInUse, read_charges
-from strategies.participation import Participation
-from strategies.privacy_plan import Neighbours
+from blackthorn.strategies.ledger import LedgerInUse, read_charges
+from blackthorn.strategies.participation import Participation
+from blackthorn.strategies.privacy_plan import Neighbours
 
 
 def plan() -> PrivacyPlan:

@@ -13,8 +13,15 @@ from typing import Any
 
 import pytest
 
-from strategies import ClipNorm, Ledger, PoissonParticipation, PrivacyPlan, locked_file, spent
-from strategies.ledger import LedgerInUse, read_charges
+from blackthorn.strategies import (
+    ClipNorm,
+    Ledger,
+    PoissonParticipation,
+    PrivacyPlan,
+    locked_file,
+    spent,
+)
+from blackthorn.strategies.ledger import LedgerInUse, read_charges
 
 # A run whose observer writes down every model it has seen: what an attacker may have.
 PROGRAM = """
@@ -27,7 +34,7 @@ import opacus
 from flwr.app import Array, ArrayRecord
 from flwr.serverapp import Grid
 
-from strategies import ClipNorm, DPFedAvg, PoissonParticipation, PrivacyPlan
+from blackthorn.strategies import ClipNorm, DPFedAvg, PoissonParticipation, PrivacyPlan
 
 
 class NobodyAnswers:

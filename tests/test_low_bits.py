@@ -12,18 +12,24 @@ from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from memory_grid import MemoryGrid
 from scipy.special import ndtr, ndtri
 
-from client_app.dp_sgd import DPSGD, train_dp_sgd
-from client_app.messages import RoundRequest
-from client_app.private_update import noised_models
-from server_app.config import make_config
-from strategies import ClipNorm, DPFedAvg, DPNormFedAvg, PrivacyPlan, delivery, enrolment
-from strategies.entropy import SystemRandomness
-from strategies.local_rule import BOUND, CLIP_UPDATE, NOISE_MULTIPLIER, NOISE_SHARES, LocalRule
-from strategies.noise import on_grid
-from strategies.private_averaging import PrivateAveraging
-from tasks.datasets import Examples
-from tasks.flat_model import FlatModel
-from tasks.shards import ExampleShard
+from blackthorn.client_app.dp_sgd import DPSGD, train_dp_sgd
+from blackthorn.client_app.messages import RoundRequest
+from blackthorn.client_app.private_update import noised_models
+from blackthorn.server_app.config import make_config
+from blackthorn.strategies import ClipNorm, DPFedAvg, DPNormFedAvg, PrivacyPlan, delivery, enrolment
+from blackthorn.strategies.entropy import SystemRandomness
+from blackthorn.strategies.local_rule import (
+    BOUND,
+    CLIP_UPDATE,
+    NOISE_MULTIPLIER,
+    NOISE_SHARES,
+    LocalRule,
+)
+from blackthorn.strategies.noise import on_grid
+from blackthorn.strategies.private_averaging import PrivateAveraging
+from blackthorn.tasks.datasets import Examples
+from blackthorn.tasks.flat_model import FlatModel
+from blackthorn.tasks.shards import ExampleShard
 
 D = 600
 Z = 10.0

@@ -9,8 +9,8 @@ import pytest
 from flwr.app import Array, ArrayRecord, Error, Message, MetricRecord, RecordDict
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
-import attacks
-from attacks import misbehaviour
+from blackthorn import attacks
+from blackthorn.attacks import misbehaviour
 
 ANSWERING = [name for name in attacks.names("reply") if name not in ("raise", "slow", "exit")]
 

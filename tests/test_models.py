@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from server_app.config import make_config
-from tasks.models import build_model
-from tasks.problem import load_problem
-from tasks.small_cnn import ChannelsLast
+from blackthorn.server_app.config import make_config
+from blackthorn.tasks.models import build_model
+from blackthorn.tasks.problem import load_problem
+from blackthorn.tasks.small_cnn import ChannelsLast
 
 
 def dimension(module: nn.Module) -> int:

@@ -11,8 +11,8 @@ from network import Host, network, require_namespaces
 from process_watch import until
 from real_deployment import Bench, bench
 
-from launch.certs import make
-from server_app.run_folder import read_metrics, read_summary
+from blackthorn.launch.certs import make
+from blackthorn.server_app.run_folder import read_metrics, read_summary
 
 pytestmark = pytest.mark.deployment
 
@@ -43,7 +43,9 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
         told = programs.call("register", "--all", "--certs", "certs", prefix=server.prefix)
         assert told.returncode == 0, told.stderr
         for name, host in zip(NAMES[1:], clients, strict=True):
-            options = ["--program", "attacks.flwr_clientapp:main"] if name == "liar3" else []
+            options = (
+                ["--program", "blackthorn.attacks.flwr_clientapp:main"] if name == "liar3" else []
+            )
             prefix = [*host.prefix, "env", "BLACKTHORN_ATTACK=nan"]
             programs.start(
                 name,

@@ -8,16 +8,16 @@ import torch
 from mutants import mutated
 from test_audit import SURE, recipe
 
-from client_app import bounding, private_update
-from server_app.config import RunConfig
-from server_app.privacy import privacy_plan
-from simulation.engine import EngineGrid
-from simulation.noise_audit import attack_local_claim, most_different, update_sent
-from simulation.privacy_audit import audit
-from strategies import DPFedAvg, FrameOptions, PrivacyPlan, Release, RoundReport, spent
-from strategies.auditing import Finding
-from strategies.private_averaging import PrivateAveraging
-from tasks.problem import load_problem
+from blackthorn.client_app import bounding, private_update
+from blackthorn.server_app.config import RunConfig
+from blackthorn.server_app.privacy import privacy_plan
+from blackthorn.simulation.engine import EngineGrid
+from blackthorn.simulation.noise_audit import attack_local_claim, most_different, update_sent
+from blackthorn.simulation.privacy_audit import audit
+from blackthorn.strategies import DPFedAvg, FrameOptions, PrivacyPlan, Release, RoundReport, spent
+from blackthorn.strategies.auditing import Finding
+from blackthorn.strategies.private_averaging import PrivateAveraging
+from blackthorn.tasks.problem import load_problem
 
 CENTRAL, ALONE = 1, 2  # the findings after the one-shot's
 

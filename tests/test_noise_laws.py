@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from strategies import tail_index
-from tasks.noise_laws import NoiseLaw, symmetric_stable
+from blackthorn.strategies import tail_index
+from blackthorn.tasks.noise_laws import NoiseLaw, symmetric_stable
 
 
 def rng(seed: int = 0) -> np.random.Generator:

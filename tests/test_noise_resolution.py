@@ -13,10 +13,10 @@ import torch
 from scipy import stats
 from test_private_averaging import CLIENTS, LR, START, C, Z, grid, ones, plan, state_of
 
-from server_app.config import ConfigError, make_config
-from server_app.run import prepare
-from strategies import DPFedAvg, LocalRate, RoundReport, ServerStep
-from strategies.noise import check_resolution, longest_noised
+from blackthorn.server_app.config import ConfigError, make_config
+from blackthorn.server_app.run import prepare
+from blackthorn.strategies import DPFedAvg, LocalRate, RoundReport, ServerStep
+from blackthorn.strategies.noise import check_resolution, longest_noised
 
 pytestmark = pytest.mark.usefixtures("fast_polling")
 

@@ -6,11 +6,17 @@ import pytest
 import torch
 from flwr.app import ArrayRecord
 
-from client_app.disclosure import PublicRefusal
-from client_app.messages import RoundRequest
-from client_app.private_update import noised_models
-from server_app.config import make_config
-from strategies.local_rule import BOUND, CLIP_UPDATE, NOISE_MULTIPLIER, NOISE_SHARES, LocalRule
+from blackthorn.client_app.disclosure import PublicRefusal
+from blackthorn.client_app.messages import RoundRequest
+from blackthorn.client_app.private_update import noised_models
+from blackthorn.server_app.config import make_config
+from blackthorn.strategies.local_rule import (
+    BOUND,
+    CLIP_UPDATE,
+    NOISE_MULTIPLIER,
+    NOISE_SHARES,
+    LocalRule,
+)
 
 CLIENTS = 20_000
 C = 0.1

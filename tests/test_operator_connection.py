@@ -8,8 +8,8 @@ from typing import Any
 import grpc
 import pytest
 
-from launch.cli import main
-from launch.ports import LOOPBACK
+from blackthorn.launch.cli import main
+from blackthorn.launch.ports import LOOPBACK
 
 
 class Failing(grpc.GenericRpcHandler):

@@ -12,10 +12,10 @@ from digits_runs import configuration, model, run
 from flwr.app import Array, ArrayRecord
 from scipy.stats import chisquare
 
-from server_app.config import ConfigError
-from server_app.run import prepare
-from server_app.run_folder import read_summary
-from strategies.output_iterate import IterateKeeper, OutputIterate, is_better
+from blackthorn.server_app.config import ConfigError
+from blackthorn.server_app.run import prepare
+from blackthorn.server_app.run_folder import read_summary
+from blackthorn.strategies.output_iterate import IterateKeeper, OutputIterate, is_better
 
 
 def exact_weights(contraction: Fraction, num_rounds: int) -> list[Fraction]:

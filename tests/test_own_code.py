@@ -9,18 +9,18 @@ import torch
 from rich.console import Console
 from safetensors.numpy import load_file
 
-import attacks
-from attacks.own_code import own_function
-from launch.app_bundle import bundle_own_code
-from launch.cluster import cluster
-from launch.recipes import recipe_config
-from launch.simulate import simulate
-from server_app.config import ConfigError, RunConfig, make_config, to_mapping
-from server_app.prediction import load_run
-from server_app.run import RunFailed, prepare
-from server_app.run_folder import read_metrics, read_summary
-from strategies.aggregators import OwnRule
-from strategies.corruption import CorruptionBound
+from blackthorn import attacks
+from blackthorn.attacks.own_code import own_function
+from blackthorn.launch.app_bundle import bundle_own_code
+from blackthorn.launch.cluster import cluster
+from blackthorn.launch.recipes import recipe_config
+from blackthorn.launch.simulate import simulate
+from blackthorn.server_app.config import ConfigError, RunConfig, make_config, to_mapping
+from blackthorn.server_app.prediction import load_run
+from blackthorn.server_app.run import RunFailed, prepare
+from blackthorn.server_app.run_folder import read_metrics, read_summary
+from blackthorn.strategies.aggregators import OwnRule
+from blackthorn.strategies.corruption import CorruptionBound
 
 MODEL = """
 import torch

@@ -9,9 +9,9 @@ import pytest
 import torch
 from PIL import Image
 
-from tasks.npz_file import read_npz
-from tasks.own_arrays import check_own_examples
-from tasks.own_data import load_own_data
+from blackthorn.tasks.npz_file import read_npz
+from blackthorn.tasks.own_arrays import check_own_examples
+from blackthorn.tasks.own_data import load_own_data
 
 SHAPE = (1, 4, 3)
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from experiments.page import Part, write_report
-from experiments.runner import measure, plan
-from experiments.store import Store
-from experiments.study import Cell, Experiment, Scale
-from launch import reproduce as command
+from blackthorn.experiments.page import Part, write_report
+from blackthorn.experiments.runner import measure, plan
+from blackthorn.experiments.store import Store
+from blackthorn.experiments.study import Cell, Experiment, Scale
+from blackthorn.launch import reproduce as command
 
 # What makes a cell long, and how much of it is left. A tail of 20 rounds is averaged over.
 SHORT = {

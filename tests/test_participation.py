@@ -9,8 +9,8 @@ import pytest
 import torch
 from scipy import stats
 
-from strategies import FixedParticipation, FullParticipation, PoissonParticipation
-from strategies.participation import Participation, participation_generator
+from blackthorn.strategies import FixedParticipation, FullParticipation, PoissonParticipation
+from blackthorn.strategies.participation import Participation, participation_generator
 
 CLIENTS = [40, 10, 30, 20, 50]
 SAMPLERS = [FullParticipation(), FixedParticipation(2), PoissonParticipation(0.5)]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from tasks.partitions import PARTITION_NAMES, partition
+from blackthorn.tasks.partitions import PARTITION_NAMES, partition
 
 # MNIST's number of training images of each digit, in a fixed disorder.
 MNIST_COUNTS = (5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949)

@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import nn
 
-from client_app.training import LocalSGD, client_generator, train_clients
-from tasks.datasets import Examples
-from tasks.flat_model import FlatModel
-from tasks.labelled import cross_entropy
-from tasks.models import Perceptron, build_model
-from tasks.shards import ExampleShard
+from blackthorn.client_app.training import LocalSGD, client_generator, train_clients
+from blackthorn.tasks.datasets import Examples
+from blackthorn.tasks.flat_model import FlatModel
+from blackthorn.tasks.labelled import cross_entropy
+from blackthorn.tasks.models import Perceptron, build_model
+from blackthorn.tasks.shards import ExampleShard
 
 INPUTS, CLASSES = 6, 4
 PRECISIONS = pytest.mark.parametrize(

@@ -11,10 +11,10 @@ import pytest
 from scipy.optimize import brentq
 from scipy.stats import norm
 
-from launch.cli import main
-from launch.pilot import NormRecorder, pilot_report
-from server_app.run_folder import read_metrics
-from strategies import Release, spent
+from blackthorn.launch.cli import main
+from blackthorn.launch.pilot import NormRecorder, pilot_report
+from blackthorn.server_app.run_folder import read_metrics
+from blackthorn.strategies import Release, spent
 
 RECIPE = """\
 algorithm = "ce-fedavg"

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from shared_cluster import shared_cluster
 
-from client_app.client_ledger import ClientLedger
-from launch.app_bundle import PACKAGES
-from launch.byzantine_nodes import cluster_nodes
-from launch.recipes import recipe_config
-from server_app.run_folder import read_metrics
+from blackthorn.client_app.client_ledger import ClientLedger
+from blackthorn.launch.app_bundle import PACKAGES
+from blackthorn.launch.byzantine_nodes import cluster_nodes
+from blackthorn.launch.recipes import recipe_config
+from blackthorn.server_app.run_folder import read_metrics
 
 pytestmark = [
     pytest.mark.deployment,
@@ -39,7 +39,7 @@ def test_a_client_with_a_policy_runs_its_own_code_and_stops_at_its_limit(
     shutil.copy(repository / "pyproject.toml", app / "pyproject.toml")
     with (app / "client_app" / "app.py").open("a") as stream:
         stream.write(SPYING.format(folder=str(seen)))
-    monkeypatch.setattr("launch.cluster.app_root", lambda: app)
+    monkeypatch.setattr("blackthorn.launch.cluster.app_root", lambda: app)
     policy = tmp_path / "policy.toml"
     policy.write_text("max-rounds = 2\n")
     config = recipe_config(

@@ -12,13 +12,13 @@ from flwr.app import ArrayRecord, Message, RecordDict
 from PIL import Image
 from policy_client import AT_CLIENTS, DP_SGD, Client, enrolment, run_config, train_message
 
-from client_app.client_ledger import Sent
-from client_app.node_data import load_node_client
-from launch.cli import main
-from server_app.config import RunConfig
-from tasks.datasets import DATASET_NAMES, load_dataset
-from tasks.labelled import example_form
-from tasks.task import ProblemConfig
+from blackthorn.client_app.client_ledger import Sent
+from blackthorn.client_app.node_data import load_node_client
+from blackthorn.launch.cli import main
+from blackthorn.server_app.config import RunConfig
+from blackthorn.tasks.datasets import DATASET_NAMES, load_dataset
+from blackthorn.tasks.labelled import example_form
+from blackthorn.tasks.task import ProblemConfig
 
 KIND = 'input-shape = "1,4,4"\nnum-classes = 8\n'
 POLICY = f"max-sample-epsilon = 1e6\n{KIND}"
@@ -160,7 +160,7 @@ def test_under_a_policy_a_server_names_no_folder_of_the_client_s(tmp_path: Path)
 
 
 def start(monkeypatch: pytest.MonkeyPatch, words: Sequence[str]) -> int | str | None:
-    monkeypatch.setattr("launch.client_service.take_part", lambda _: None)
+    monkeypatch.setattr("blackthorn.launch.client_service.take_part", lambda _: None)
     command = "client --server localhost --insecure --client-id 0 --policy policy.toml --data"
     monkeypatch.setattr(sys, "argv", ["blackthorn", *command.split(), *words])
     with pytest.raises(SystemExit) as caught:

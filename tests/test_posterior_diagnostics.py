@@ -12,13 +12,13 @@ import pytest
 import torch
 from rich.console import Console
 
-from launch.diagnose import diagnose_runs
-from launch.simulate import simulate
-from server_app.config import ConfigError, RunConfig, make_config
-from server_app.posterior_diagnostics import Traces, collect_traces, diagnose
-from server_app.posterior_store import read_samples
-from tasks.labelled import LabelledTask
-from tasks.problem import load_problem
+from blackthorn.launch.diagnose import diagnose_runs
+from blackthorn.launch.simulate import simulate
+from blackthorn.server_app.config import ConfigError, RunConfig, make_config
+from blackthorn.server_app.posterior_diagnostics import Traces, collect_traces, diagnose
+from blackthorn.server_app.posterior_store import read_samples
+from blackthorn.tasks.labelled import LabelledTask
+from blackthorn.tasks.problem import load_problem
 
 
 def autoregressive(phi: float, chains: int, draws: int, seed: int = 0) -> np.ndarray:
@@ -157,7 +157,7 @@ def test_chains_may_begin_elsewhere_and_one_counts_once(tmp_path: Path) -> None:
 
 def test_arviz_is_imported_only_where_it_is_needed(repository: Path) -> None:
     """It takes seconds, which no client and no `--help` should wait for."""
-    code = "import sys, client_app.app, server_app.app, launch.cli; print('arviz' in sys.modules)"
+    code = "import sys, blackthorn.client_app.clientapp, blackthorn.server_app.serverapp, blackthorn.launch.cli; print('arviz' in sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, cwd=repository, check=True
     )
@@ -167,7 +167,7 @@ def test_arviz_is_imported_only_where_it_is_needed(repository: Path) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the cache is not below HOME")
 def test_arviz_is_imported_where_there_is_no_home(repository: Path) -> None:
     code = (
-        "from server_app.posterior_diagnostics import import_arviz; import numpy as np; "
+        "from blackthorn.server_app.posterior_diagnostics import import_arviz; import numpy as np; "
         "print(round(float(import_arviz().ess(np.arange(100.0) % 7)), 3) > 0)"
     )
     environment = {k: v for k, v in os.environ.items() if k != "XDG_CACHE_HOME"}

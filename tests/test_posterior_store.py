@@ -11,13 +11,18 @@ import numpy as np
 import pytest
 import torch
 
-from server_app import posterior_store
-from server_app.config import make_config
-from server_app.posterior_recorder import PosteriorRecorder
-from server_app.posterior_store import FOLDER, PosteriorStore, read_samples, sample_rounds
-from strategies import durable_file
-from strategies.reports import RoundReport
-from tasks.problem import load_problem
+from blackthorn.server_app import posterior_store
+from blackthorn.server_app.config import make_config
+from blackthorn.server_app.posterior_recorder import PosteriorRecorder
+from blackthorn.server_app.posterior_store import (
+    FOLDER,
+    PosteriorStore,
+    read_samples,
+    sample_rounds,
+)
+from blackthorn.strategies import durable_file
+from blackthorn.strategies.reports import RoundReport
+from blackthorn.tasks.problem import load_problem
 
 
 def store_in(run: Path, **options: Any) -> PosteriorStore:
@@ -114,7 +119,7 @@ WRITER = """
 import sys
 from pathlib import Path
 import numpy as np
-from server_app.posterior_store import PosteriorStore
+from blackthorn.server_app.posterior_store import PosteriorStore
 store = PosteriorStore(Path(sys.argv[1]), 5, "last", 3)
 for number in range(100_000):
     store.offer(number, {"weight": np.full((2, 3), number, dtype=np.float32)})

@@ -13,12 +13,12 @@ import torch
 from rich.console import Console
 from safetensors.numpy import save_file
 
-from launch.predict import predict as predict_command
-from server_app.calibration import NUM_BINS, calibration
-from server_app.config import ConfigError, make_config, to_mapping
-from server_app.posterior_store import FOLDER, PosteriorStore
-from server_app.prediction import predict
-from tasks.problem import load_problem
+from blackthorn.launch.predict import predict as predict_command
+from blackthorn.server_app.calibration import NUM_BINS, calibration
+from blackthorn.server_app.config import ConfigError, make_config, to_mapping
+from blackthorn.server_app.posterior_store import FOLDER, PosteriorStore
+from blackthorn.server_app.prediction import predict
+from blackthorn.tasks.problem import load_problem
 
 CLASSES = 3
 

@@ -12,8 +12,8 @@ import test_generators
 import test_resumed_spending
 from mutants import mutated
 
-from client_app import disclosure, dp_sgd, node_data, private_update
-from strategies import entropy, private_averaging
+from blackthorn.client_app import disclosure, dp_sgd, node_data, private_update
+from blackthorn.strategies import entropy, private_averaging
 
 Killer = Callable[[Path, pytest.MonkeyPatch], None]
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from strategies import (
+from blackthorn.strategies import (
     ClipNorm,
     FixedParticipation,
     FullParticipation,
@@ -17,9 +17,9 @@ from strategies import (
     calibrated,
     spent,
 )
-from strategies.accounting import Release
-from strategies.entropy import SystemRandomness
-from strategies.noise import client_deviation, longest_noised, missing_share
+from blackthorn.strategies.accounting import Release
+from blackthorn.strategies.entropy import SystemRandomness
+from blackthorn.strategies.noise import client_deviation, longest_noised, missing_share
 
 
 def plan(**options: Any) -> PrivacyPlan:

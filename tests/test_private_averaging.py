@@ -13,10 +13,10 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from memory_grid import Answer, MemoryGrid, silence
 
-from client_app.messages import read_round
-from client_app.private_update import noised_models
-from server_app.config import make_config
-from strategies import (
+from blackthorn.client_app.messages import read_round
+from blackthorn.client_app.private_update import noised_models
+from blackthorn.server_app.config import make_config
+from blackthorn.strategies import (
     ClipNorm,
     DPFedAvg,
     DPNormFedAvg,
@@ -29,10 +29,10 @@ from strategies import (
     ServerStep,
     spent,
 )
-from strategies.corruption import CorruptionBound
-from strategies.ledger import read_charges
-from strategies.local_rule import LocalRule
-from strategies.private_averaging import PrivateAveraging
+from blackthorn.strategies.corruption import CorruptionBound
+from blackthorn.strategies.ledger import read_charges
+from blackthorn.strategies.local_rule import LocalRule
+from blackthorn.strategies.private_averaging import PrivateAveraging
 
 pytestmark = pytest.mark.usefixtures("fast_polling")
 
@@ -406,7 +406,7 @@ def test_the_charge_is_on_disk_before_the_noise_exists(
         rounds_on_disk.append(json.loads(path.read_text())["rounds"])
         return torch.zeros(arguments[0], dtype=torch.float64)
 
-    monkeypatch.setattr("strategies.private_averaging.gaussian_noise", noise)
+    monkeypatch.setattr("blackthorn.strategies.private_averaging.gaussian_noise", noise)
     DPFedAvg(plan(), ledger=path).start(grid(), state_of(START), num_rounds=3, timeout=20)
     assert rounds_on_disk == [1, 2, 3]
 

@@ -10,12 +10,12 @@ from safetensors.numpy import load_file
 from shared_cluster import Run, shared_cluster
 from test_cluster import _kill_training, _on_every_tick
 
-from launch.recipes import recipe_config
-from server_app.config import RunConfig
-from server_app.run_folder import read_metrics
-from strategies import spent
-from strategies.ledger import read_charges
-from tasks.problem import load_problem
+from blackthorn.launch.recipes import recipe_config
+from blackthorn.server_app.config import RunConfig
+from blackthorn.server_app.run_folder import read_metrics
+from blackthorn.strategies import spent
+from blackthorn.strategies.ledger import read_charges
+from blackthorn.tasks.problem import load_problem
 
 pytestmark = pytest.mark.deployment
 

@@ -8,17 +8,17 @@ import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord
 
-from attacks import AttackingGrid, fixed_corrupt
-from client_app.node_data import load_node_client
-from server_app.build import build_strategy
-from server_app.config import RunConfig, make_config
-from simulation.engine import EngineGrid
-from strategies.reports import RoundReport
-from tasks.labelled import NATURAL
-from tasks.least_squares import PROBLEMS
-from tasks.noise_laws import NOISE_LAWS
-from tasks.partitions import PARTITION_NAMES
-from tasks.problem import TASK_NAMES, load_problem
+from blackthorn.attacks import AttackingGrid, fixed_corrupt
+from blackthorn.client_app.node_data import load_node_client
+from blackthorn.server_app.build import build_strategy
+from blackthorn.server_app.config import RunConfig, make_config
+from blackthorn.simulation.engine import EngineGrid
+from blackthorn.strategies.reports import RoundReport
+from blackthorn.tasks.labelled import NATURAL
+from blackthorn.tasks.least_squares import PROBLEMS
+from blackthorn.tasks.noise_laws import NOISE_LAWS
+from blackthorn.tasks.partitions import PARTITION_NAMES
+from blackthorn.tasks.problem import TASK_NAMES, load_problem
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from launch.cli import main
-from launch.progress import RoundPrinter, round_line, step_progress, time_left
+from blackthorn.launch.cli import main
+from blackthorn.launch.progress import RoundPrinter, round_line, step_progress, time_left
 
 ENTRY = {
     "round": 3,

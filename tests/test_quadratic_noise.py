@@ -10,20 +10,20 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from rich.console import Console
 from safetensors.numpy import load_file
 
-from client_app.app import app
-from client_app.training import client_generator
-from launch.cluster import cluster
-from launch.recipes import recipe_config
-from launch.simulate import simulate
-from server_app.build import build_strategy
-from server_app.config import ConfigError, RunConfig, make_config, to_mapping
-from server_app.run import prepare
-from simulation.engine import EngineGrid
-from strategies.enrolment import CannotTakePart, read_enrolment
-from strategies.reports import RoundReport
-from tasks.noise_laws import NoiseLaw
-from tasks.problem import load_problem
-from tasks.quadratic_noise import NoiseShard
+from blackthorn.client_app.clientapp import app
+from blackthorn.client_app.training import client_generator
+from blackthorn.launch.cluster import cluster
+from blackthorn.launch.recipes import recipe_config
+from blackthorn.launch.simulate import simulate
+from blackthorn.server_app.build import build_strategy
+from blackthorn.server_app.config import ConfigError, RunConfig, make_config, to_mapping
+from blackthorn.server_app.run import prepare
+from blackthorn.simulation.engine import EngineGrid
+from blackthorn.strategies.enrolment import CannotTakePart, read_enrolment
+from blackthorn.strategies.reports import RoundReport
+from blackthorn.tasks.noise_laws import NoiseLaw
+from blackthorn.tasks.problem import load_problem
+from blackthorn.tasks.quadratic_noise import NoiseShard
 
 SETTING = {
     "task": "quadratic-noise",

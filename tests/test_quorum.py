@@ -23,14 +23,14 @@ from memory_grid import (
     vector_of,
 )
 
-from server_app.client_history import read_history
-from server_app.config import ConfigError, invited, make_config
-from server_app.run_counts import Counts, failures_in
-from server_app.run_folder import read_summary
-from strategies import GFedAvg, Rejection
-from strategies.frame import FederatedStrategy, Observer
-from strategies.quorum import NotEnoughReplies
-from strategies.reports import RoundReport
+from blackthorn.server_app.client_history import read_history
+from blackthorn.server_app.config import ConfigError, invited, make_config
+from blackthorn.server_app.run_counts import Counts, failures_in
+from blackthorn.server_app.run_folder import read_summary
+from blackthorn.strategies import GFedAvg, Rejection
+from blackthorn.strategies.frame import FederatedStrategy, Observer
+from blackthorn.strategies.quorum import NotEnoughReplies
+from blackthorn.strategies.reports import RoundReport
 
 LONG = 30.0
 

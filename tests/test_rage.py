@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from strategies.aggregation import rage
-from strategies.aggregation.gram import centred_gram_matrix, gram_matrix
+from blackthorn.strategies.aggregation import rage
+from blackthorn.strategies.aggregation.gram import centred_gram_matrix, gram_matrix
 
 HUGE = 1e25
 

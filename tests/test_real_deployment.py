@@ -16,9 +16,9 @@ import pytest
 from process_watch import running, until
 from real_deployment import Bench, Started, bench
 
-from launch.certs import make
-from launch.ports import free_loopback_ports
-from server_app.run_folder import read_metrics
+from blackthorn.launch.certs import make
+from blackthorn.launch.ports import free_loopback_ports
+from blackthorn.server_app.run_folder import read_metrics
 
 pytestmark = [
     pytest.mark.deployment,

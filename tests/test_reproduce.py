@@ -14,12 +14,12 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from experiments import catastrophes, runner
-from experiments.finding import Claim, Finding
-from experiments.page import Part, write_report
-from experiments.runner import Plan, Progress, measure, plan
-from experiments.store import Store, StoreInUse
-from experiments.study import (
+from blackthorn.experiments import catastrophes, runner
+from blackthorn.experiments.finding import Claim, Finding
+from blackthorn.experiments.page import Part, write_report
+from blackthorn.experiments.runner import Plan, Progress, measure, plan
+from blackthorn.experiments.store import Store, StoreInUse
+from blackthorn.experiments.study import (
     Cell,
     Context,
     Experiment,
@@ -33,10 +33,10 @@ from experiments.study import (
     series,
     spread,
 )
-from launch import reproduce as command
-from launch.cli import app
-from server_app.config import ConfigError
-from server_app.figures import new_figure
+from blackthorn.launch import reproduce as command
+from blackthorn.launch.cli import app
+from blackthorn.server_app.config import ConfigError
+from blackthorn.server_app.figures import new_figure
 
 HOLDS, FAILS = Finding("x", "1", "0 to 2", True), Finding("y", "3", "0 to 2", False)
 

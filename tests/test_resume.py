@@ -18,17 +18,17 @@ from real_deployment import COMMAND, environment
 from rich.console import Console
 from safetensors.numpy import load_file
 
-from launch.simulate import simulate
-from server_app import run_folder
-from server_app.config import ConfigError, RunConfig, make_config, read_recipe
-from server_app.line_log import LineLog
-from server_app.run import prepare
-from server_app.run_folder import read_metrics, read_summary
-from server_app.state_files import FOLDER, Saved, read_saved
-from strategies.entropy import SeededRandomness
-from strategies.ledger import read_charges
-from strategies.private_averaging import PrivateAveraging
-from strategies.reports import RoundReport
+from blackthorn.launch.simulate import simulate
+from blackthorn.server_app import run_folder
+from blackthorn.server_app.config import ConfigError, RunConfig, make_config, read_recipe
+from blackthorn.server_app.line_log import LineLog
+from blackthorn.server_app.run import prepare
+from blackthorn.server_app.run_folder import read_metrics, read_summary
+from blackthorn.server_app.state_files import FOLDER, Saved, read_saved
+from blackthorn.strategies.entropy import SeededRandomness
+from blackthorn.strategies.ledger import read_charges
+from blackthorn.strategies.private_averaging import PrivateAveraging
+from blackthorn.strategies.reports import RoundReport
 
 ROUNDS, KILLED = 6, 3
 

@@ -17,12 +17,12 @@ from safetensors.numpy import load_file
 from shared_cluster import Run, shared_cluster
 from test_cluster import _on_every_tick
 
-from launch.cluster import cluster
-from launch.recipes import recipe_config
-from server_app.config import RunConfig
-from server_app.run import RunFailed
-from server_app.run_folder import METRICS, read_metrics, read_summary
-from strategies.ledger import read_charges
+from blackthorn.launch.cluster import cluster
+from blackthorn.launch.recipes import recipe_config
+from blackthorn.server_app.config import RunConfig
+from blackthorn.server_app.run import RunFailed
+from blackthorn.server_app.run_folder import METRICS, read_metrics, read_summary
+from blackthorn.strategies.ledger import read_charges
 
 pytestmark = pytest.mark.deployment
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from test_resumed_spending import NOISED, ROUNDS, charged, kill, other_run, resume, start
 
-from server_app.config import ConfigError
-from strategies import ClipNorm, DPFedAvg, PoissonParticipation, PrivacyPlan
+from blackthorn.server_app.config import ConfigError
+from blackthorn.strategies import ClipNorm, DPFedAvg, PoissonParticipation, PrivacyPlan
 
 
 def refused(folder: Path, options: dict[str, Any], words: str) -> None:

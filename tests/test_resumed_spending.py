@@ -12,17 +12,24 @@ import pytest
 from digits_runs import configuration
 from rich.console import Console
 
-from launch.cluster import _deployed
-from launch.simulate import simulate
-from server_app import run_folder
-from server_app.config import ConfigError
-from server_app.line_log import LineLog
-from server_app.privacy import privacy_of_dead_run
-from server_app.run_folder import read_metrics
-from server_app.state_files import Saved
-from strategies import ClipNorm, Ledger, PoissonParticipation, PrivacyPlan, Release, spent
-from strategies.ledger import read_charges
-from strategies.reports import RoundReport
+from blackthorn.launch.cluster import _deployed
+from blackthorn.launch.simulate import simulate
+from blackthorn.server_app import run_folder
+from blackthorn.server_app.config import ConfigError
+from blackthorn.server_app.line_log import LineLog
+from blackthorn.server_app.privacy import privacy_of_dead_run
+from blackthorn.server_app.run_folder import read_metrics
+from blackthorn.server_app.state_files import Saved
+from blackthorn.strategies import (
+    ClipNorm,
+    Ledger,
+    PoissonParticipation,
+    PrivacyPlan,
+    Release,
+    spent,
+)
+from blackthorn.strategies.ledger import read_charges
+from blackthorn.strategies.reports import RoundReport
 
 ROUNDS = 5
 NOISED: dict[str, Any] = {

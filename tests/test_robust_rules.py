@@ -10,16 +10,23 @@ import torch
 from digits_runs import configuration, run
 from rich.console import Console
 
-from launch.simulate import simulate
-from server_app.build import build_strategy
-from server_app.config import ConfigError, make_config
-from server_app.robustness_checks import GUARANTEES, assumed_corrupt
-from server_app.run import RunFailed
-from server_app.run_folder import read_metrics
-from strategies import Buckets, CorruptionBound, Rage, RageFilter, RobustRule, aggregation
-from strategies.aggregators import nearest_neighbours
-from strategies.frame import rule_generator
-from strategies.reports import RoundReport
+from blackthorn.launch.simulate import simulate
+from blackthorn.server_app.build import build_strategy
+from blackthorn.server_app.config import ConfigError, make_config
+from blackthorn.server_app.robustness_checks import GUARANTEES, assumed_corrupt
+from blackthorn.server_app.run import RunFailed
+from blackthorn.server_app.run_folder import read_metrics
+from blackthorn.strategies import (
+    Buckets,
+    CorruptionBound,
+    Rage,
+    RageFilter,
+    RobustRule,
+    aggregation,
+)
+from blackthorn.strategies.aggregators import nearest_neighbours
+from blackthorn.strategies.frame import rule_generator
+from blackthorn.strategies.reports import RoundReport
 
 RULES = ("mean", *GUARANTEES)
 PRE_AGGREGATORS = ("none", "nearest-neighbour-mixing", "bucketing")

@@ -15,13 +15,13 @@ from process_memory import MemoryWatch
 from rich.console import Console
 from safetensors.numpy import load_file
 
-from attacks.rogue.behaviours import BEHAVIOURS, HUGE_BYTES
-from launch.cluster import cluster
-from launch.flower_cluster import FlowerCluster
-from launch.recipes import recipe_config
-from launch.simulate import simulate
-from server_app.config import RunConfig
-from server_app.run_folder import read_metrics
+from blackthorn.attacks.rogue.behaviours import BEHAVIOURS, HUGE_BYTES
+from blackthorn.launch.cluster import cluster
+from blackthorn.launch.flower_cluster import FlowerCluster
+from blackthorn.launch.recipes import recipe_config
+from blackthorn.launch.simulate import simulate
+from blackthorn.server_app.config import RunConfig
+from blackthorn.server_app.run_folder import read_metrics
 
 pytestmark = pytest.mark.deployment
 

@@ -5,8 +5,14 @@ import sys
 
 import pytest
 
-from attacks.rogue.__main__ import at_random, check_address, check_behaviours, in_turn, main
-from attacks.rogue.behaviours import BEHAVIOURS
+from blackthorn.attacks.rogue.__main__ import (
+    at_random,
+    check_address,
+    check_behaviours,
+    in_turn,
+    main,
+)
+from blackthorn.attacks.rogue.behaviours import BEHAVIOURS
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:9092", "127.8.9.1:1", "localhost:9092", "[::1]:1"])
@@ -59,7 +65,7 @@ def test_wrong_arguments_end_with_two(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_it_is_a_program() -> None:
-    command = [sys.executable, "-m", "attacks.rogue", "--help"]
+    command = [sys.executable, "-m", "blackthorn.attacks.rogue", "--help"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.startswith("usage: rogue")
     assert "drip-fed" in done.stdout

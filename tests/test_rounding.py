@@ -6,11 +6,11 @@ import re
 import numpy as np
 import pytest
 
-from launch.calibrate import _release
-from launch.cli import app, finish
-from launch.progress import quality
-from server_app.rounding import upward
-from strategies import spent
+from blackthorn.launch.calibrate import _release
+from blackthorn.launch.cli import app, finish
+from blackthorn.launch.progress import quality
+from blackthorn.server_app.rounding import upward
+from blackthorn.strategies import spent
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,8 @@
 
 import torch
 
-from server_app.run_counts import Counts
-from strategies.reports import Rejection, RoundReport
+from blackthorn.server_app.run_counts import Counts
+from blackthorn.strategies.reports import Rejection, RoundReport
 
 
 def skipped(rejected: list[Rejection], *, confidential: bool) -> RoundReport:

@@ -13,19 +13,19 @@ import torch
 from flwr.app import Message
 from safetensors.numpy import load_file
 
-from server_app.config import ConfigError, RunConfig, make_config, read_recipe
-from server_app.folder_place import choose_folder
-from server_app.run import PreparedRun, execute, prepare
-from server_app.run_folder import (
+from blackthorn.server_app.config import ConfigError, RunConfig, make_config, read_recipe
+from blackthorn.server_app.folder_place import choose_folder
+from blackthorn.server_app.run import PreparedRun, execute, prepare
+from blackthorn.server_app.run_folder import (
     RunFolder,
     read_metrics,
     read_summary,
     round_entry,
     write_failure,
 )
-from simulation.engine import EngineGrid
-from strategies import NotEnoughClients, Rejection, RoundReport
-from strategies.durable_file import replace_file
+from blackthorn.simulation.engine import EngineGrid
+from blackthorn.strategies import NotEnoughClients, Rejection, RoundReport
+from blackthorn.strategies.durable_file import replace_file
 
 
 class NoExtras:

@@ -2,8 +2,8 @@
 
 import json
 
-from launch.run_log import RunLog
-from server_app.operator_log import PREFIX
+from blackthorn.launch.run_log import RunLog
+from blackthorn.server_app.operator_log import PREFIX
 
 
 def told(kind: str, value: object) -> str:

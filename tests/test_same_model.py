@@ -11,9 +11,9 @@ from rich.console import Console
 from safetensors.numpy import load_file
 from shared_cluster import Run, shared_cluster
 
-from launch.recipes import recipe_config
-from launch.simulate import simulate
-from server_app.config import RunConfig
+from blackthorn.launch.recipes import recipe_config
+from blackthorn.launch.simulate import simulate
+from blackthorn.server_app.config import RunConfig
 
 pytestmark = pytest.mark.deployment
 

@@ -6,7 +6,7 @@ from typing import Literal
 
 import pytest
 
-from strategies.schedules import ClippingSchedule, fat_clipping_schedule
+from blackthorn.strategies.schedules import ClippingSchedule, fat_clipping_schedule
 
 ALPHAS = [1.01, 1.25, 1.5, 1.75, 2.0]
 Terms = Callable[[float, float, float, float, ClippingSchedule], dict[str, float]]

@@ -11,13 +11,13 @@ import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 
-from client_app.disclosure import PublicRefusal
-from strategies.aggregation import rage
-from strategies.array_codec import HeldArray
-from strategies.delivery import Delivery
-from strategies.global_model import GlobalModel
-from strategies.inbox import screen_inbox
-from strategies.screening import (
+from blackthorn.client_app.disclosure import PublicRefusal
+from blackthorn.strategies.aggregation import rage
+from blackthorn.strategies.array_codec import HeldArray
+from blackthorn.strategies.delivery import Delivery
+from blackthorn.strategies.global_model import GlobalModel
+from blackthorn.strategies.inbox import screen_inbox
+from blackthorn.strategies.screening import (
     MAX_UPDATE,
     RejectedReply,
     one_line,

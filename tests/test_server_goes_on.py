@@ -21,9 +21,9 @@ from process_watch import running, until
 from real_deployment import Started, bench
 from test_real_deployment import Federation, children_named, last_round
 
-from launch.certs import make
-from launch.ports import free_loopback_ports
-from server_app.run_folder import read_metrics, read_summary
+from blackthorn.launch.certs import make
+from blackthorn.launch.ports import free_loopback_ports
+from blackthorn.server_app.run_folder import read_metrics, read_summary
 
 pytestmark = [
     pytest.mark.deployment,

@@ -11,10 +11,16 @@ import pytest
 import tomli_w
 from shared_cluster import shared_cluster
 
-from launch.flower_cluster import Node
-from launch.flower_programs import APP_ID
-from launch.recipes import recipe_config
-from server_app.config import ConfigError, RunConfig, make_config, read_recipe, server_keys
+from blackthorn.launch.flower_cluster import Node
+from blackthorn.launch.flower_programs import APP_ID
+from blackthorn.launch.recipes import recipe_config
+from blackthorn.server_app.config import (
+    ConfigError,
+    RunConfig,
+    make_config,
+    read_recipe,
+    server_keys,
+)
 
 CLIENTS_CODE = ("client_app", "tasks", "attacks")
 # A client's program that writes down what it was told, and then is Flower's.

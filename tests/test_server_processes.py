@@ -20,19 +20,19 @@ from flwr.supercore.retry import grpc_retry
 from flwr.supercore.superexec import run_superexec
 from flwr.superlink.federation import NoOpFederationManager
 
-from launch import flower_programs, serverapp_process, superlink_store
-from launch.addresses import Address
-from launch.server import ServerSettings
-from launch.server_programs import serverapp_environment
-from launch.serverapp_process import is_alive
-from server_app.interrupted import NOTES_VARIABLE
+from blackthorn.launch import flower_programs, serverapp_process, superlink_store
+from blackthorn.launch.addresses import Address
+from blackthorn.launch.server import ServerSettings
+from blackthorn.launch.server_programs import serverapp_environment
+from blackthorn.launch.serverapp_process import is_alive
+from blackthorn.server_app.interrupted import NOTES_VARIABLE
 
-LIVES = "import sys, pathlib; from launch.serverapp_process import live; "
+LIVES = "import sys, pathlib; from blackthorn.launch.serverapp_process import live; "
 LIVES += "live(pathlib.Path(sys.argv[1]), sys.argv[2]); print('lives', flush=True); input()"
 # Many runs are made in a store that has no room for them.
 FILLS = """
 import pathlib, resource, sys
-from launch import superlink_store
+from blackthorn.launch import superlink_store
 superlink_store.adapt_superlink()
 from flwr.supercore import sql_mixin
 if sys.argv[2] == "SQLITE_FULL":
@@ -227,8 +227,8 @@ def test_a_store_that_cannot_be_written_ends_the_superlink_and_keeps_what_it_has
 def test_the_server_itself_needs_no_torch() -> None:
     """It only looks after other programs, and holds no half a gigabyte for that."""
     loads = (
-        "import sys; import launch.server, launch.server_programs, launch.service, "
-        "launch.control_api, launch.workplace; sys.exit('torch' in sys.modules)"
+        "import sys; import blackthorn.launch.server, blackthorn.launch.server_programs, blackthorn.launch.service, "
+        "blackthorn.launch.control_api, blackthorn.launch.workplace; sys.exit('torch' in sys.modules)"
     )
     command = [sys.executable, "-c", loads]
     assert subprocess.run(command, cwd=Path(__file__).parents[1], timeout=120).returncode == 0

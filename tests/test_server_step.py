@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from strategies import ServerStep
+from blackthorn.strategies import ServerStep
 
 INITIAL = torch.tensor([1.0, -2.0, 0.5])
 AGGREGATES = [torch.tensor([2.0, 0.0, -1.0]), torch.tensor([-1.0, 3.0, 0.5]), torch.ones(3)]

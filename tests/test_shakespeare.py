@@ -9,14 +9,14 @@ import pytest
 import torch
 from rich.console import Console
 
-from launch.recipes import recipe_config
-from launch.simulate import simulate
-from server_app.config import ConfigError, make_config
-from server_app.run import prepare
-from tasks.char_lstm import CharLSTM, build_char_lstm
-from tasks.datasets import DataUnavailable
-from tasks.problem import load_problem
-from tasks.shakespeare import VOCABULARY
+from blackthorn.launch.recipes import recipe_config
+from blackthorn.launch.simulate import simulate
+from blackthorn.server_app.config import ConfigError, make_config
+from blackthorn.server_app.run import prepare
+from blackthorn.tasks.char_lstm import CharLSTM, build_char_lstm
+from blackthorn.tasks.datasets import DataUnavailable
+from blackthorn.tasks.problem import load_problem
+from blackthorn.tasks.shakespeare import VOCABULARY
 
 LINE = "To be, or not to be, that is the question: Whether 'tis nobler in the mind to suffer "
 USERS = {"HAMLET_1": 7, "JULIET": 4, "PUCK": 9}

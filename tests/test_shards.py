@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from tasks.datasets import Examples
-from tasks.shards import ExampleShard, split_held_out
+from blackthorn.tasks.datasets import Examples
+from blackthorn.tasks.shards import ExampleShard, split_held_out
 
 
 def numbered(n: int) -> Examples:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy import special, stats
 
-from strategies.shared_noise import shared_noise, standard_normals
+from blackthorn.strategies.shared_noise import shared_noise, standard_normals
 
 MASK = 2**64 - 1
 

@@ -13,11 +13,11 @@ import pytest
 from process_memory import MemoryWatch
 from rich.console import Console
 
-from attacks.rogue.__main__ import at_random
-from launch.cluster import cluster
-from launch.flower_cluster import FlowerCluster
-from launch.recipes import recipe_config
-from server_app.run_folder import read_metrics
+from blackthorn.attacks.rogue.__main__ import at_random
+from blackthorn.launch.cluster import cluster
+from blackthorn.launch.flower_cluster import FlowerCluster
+from blackthorn.launch.recipes import recipe_config
+from blackthorn.server_app.run_folder import read_metrics
 
 pytestmark = [pytest.mark.deployment, pytest.mark.slow]
 

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from client_app.training import LocalSGD, client_generator, train_clients
-from tasks.datasets import Examples
-from tasks.flat_model import FlatModel
-from tasks.labelled import cross_entropy
-from tasks.models import build_model
-from tasks.shards import ExampleShard
+from blackthorn.client_app.training import LocalSGD, client_generator, train_clients
+from blackthorn.tasks.datasets import Examples
+from blackthorn.tasks.flat_model import FlatModel
+from blackthorn.tasks.labelled import cross_entropy
+from blackthorn.tasks.models import build_model
+from blackthorn.tasks.shards import ExampleShard
 
 INPUTS, CLASSES = 12, 4
 

@@ -12,13 +12,13 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord
 from scipy.optimize import brentq
 
-from server_app.build import build_strategy
-from server_app.config import ConfigError, make_config
-from server_app.run import prepare
-from simulation.engine import EngineGrid
-from strategies import CEFedAvg, FatClippingPR, GFedAvg, ModelClipping
-from strategies.reports import RoundReport
-from tasks.problem import load_problem
+from blackthorn.server_app.build import build_strategy
+from blackthorn.server_app.config import ConfigError, make_config
+from blackthorn.server_app.run import prepare
+from blackthorn.simulation.engine import EngineGrid
+from blackthorn.strategies import CEFedAvg, FatClippingPR, GFedAvg, ModelClipping
+from blackthorn.strategies.reports import RoundReport
+from blackthorn.tasks.problem import load_problem
 
 INITIAL = pytest.mark.parametrize("initial", [-5.0, 0.6, 5.0])
 # Exact minimisation of every f_i is emulated: (1 - 0.05·1)^400 = 1e-9, |1 - 0.05·36|^400 = 0.

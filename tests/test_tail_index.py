@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from strategies.tail_index import tail_index
+from blackthorn.strategies.tail_index import tail_index
 
 ALPHAS = [0.5, 1.0, 1.5, 2.0]
 

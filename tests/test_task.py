@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from tasks.datasets import DataUnavailable
-from tasks.labelled import TASK_NAMES, default_model, load_task
-from tasks.models import build_model
+from blackthorn.tasks.datasets import DataUnavailable
+from blackthorn.tasks.labelled import TASK_NAMES, default_model, load_task
+from blackthorn.tasks.models import build_model
 
 
 def test_digits() -> None:

@@ -12,13 +12,13 @@ from dp_accounting.rdp import RdpAccountant
 from opacus.accountants import RDPAccountant
 from rich.console import Console
 
-from launch.cli import finish
-from launch.cluster import _fail, _Ready
-from launch.simulate import simulate
-from server_app.rounding import upward
-from server_app.run_folder import read_summary
-from strategies import spent
-from strategies.accounting import Release
+from blackthorn.launch.cli import finish
+from blackthorn.launch.cluster import _fail, _Ready
+from blackthorn.launch.simulate import simulate
+from blackthorn.server_app.rounding import upward
+from blackthorn.server_app.run_folder import read_summary
+from blackthorn.strategies import spent
+from blackthorn.strategies.accounting import Release
 
 COHORT = {
     "participation": "fixed",

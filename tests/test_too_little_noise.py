@@ -7,10 +7,10 @@ import pytest
 from digits_runs import configuration
 from rich.console import Console
 
-from launch.simulate import simulate
-from server_app.config import ConfigError
-from server_app.run import prepare
-from strategies import ClipNorm, Ledger, PrivacyPlan
+from blackthorn.launch.simulate import simulate
+from blackthorn.server_app.config import ConfigError
+from blackthorn.server_app.run import prepare
+from blackthorn.strategies import ClipNorm, Ledger, PrivacyPlan
 
 DP: dict[str, Any] = {
     "algorithm": "dp-fedavg",

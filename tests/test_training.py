@@ -7,12 +7,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from client_app.training import LocalSGD, client_generator, train_clients, training_device
-from tasks.datasets import Examples
-from tasks.flat_model import FlatModel
-from tasks.labelled import cross_entropy
-from tasks.models import build_model
-from tasks.shards import ExampleShard
+from blackthorn.client_app.training import (
+    LocalSGD,
+    client_generator,
+    train_clients,
+    training_device,
+)
+from blackthorn.tasks.datasets import Examples
+from blackthorn.tasks.flat_model import FlatModel
+from blackthorn.tasks.labelled import cross_entropy
+from blackthorn.tasks.models import build_model
+from blackthorn.tasks.shards import ExampleShard
 
 SIZES = (30, 3, 17, 30, 64)
 SPECS = {

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from launch.simulate import simulate
-from server_app.config import ConfigError, make_config
-from server_app.run import prepare
-from server_app.unused_keys import unused_settings
+from blackthorn.launch.simulate import simulate
+from blackthorn.server_app.config import ConfigError, make_config
+from blackthorn.server_app.run import prepare
+from blackthorn.server_app.unused_keys import unused_settings
 
 ATTACKED = {"num-clients": 12, "num-byzantine": 2, "attack": "all-ones"}
 

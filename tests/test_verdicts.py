@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from experiments import (
+from blackthorn.experiments import (
     byzantine_mnist,
     catastrophes,
     clipping_cost,
@@ -21,9 +21,9 @@ from experiments import (
     update_shapes,
     update_tails,
 )
-from experiments.clipping_runs import CLIPPED, FEDAVG, private_name
-from experiments.finding import Claim, Finding, between
-from experiments.study import Context, Scale, Value
+from blackthorn.experiments.clipping_runs import CLIPPED, FEDAVG, private_name
+from blackthorn.experiments.finding import Claim, Finding, between
+from blackthorn.experiments.study import Context, Scale, Value
 
 FULL, QUICK = Scale(), Scale(quick=True)
 BOTH = pytest.mark.parametrize("scale", [FULL, QUICK])

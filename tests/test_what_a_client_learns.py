@@ -8,10 +8,10 @@ import pytest
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from memory_grid import MemoryGrid, initial_model, quadratic_app, runs
 
-from attacks.round_config import expected_cohort
-from server_app.config import make_config, noise_shares, to_mapping
-from server_app.privacy import privacy_plan
-from strategies import (
+from blackthorn.attacks.round_config import expected_cohort
+from blackthorn.server_app.config import make_config, noise_shares, to_mapping
+from blackthorn.server_app.privacy import privacy_plan
+from blackthorn.strategies import (
     ClipNorm,
     DPFedAvg,
     DPNormFedAvg,
@@ -22,8 +22,8 @@ from strategies import (
     delivery,
     enrolment,
 )
-from strategies.frame import FederatedStrategy
-from strategies.private_averaging import PrivateAveraging
+from blackthorn.strategies.frame import FederatedStrategy
+from blackthorn.strategies.private_averaging import PrivateAveraging
 
 CLIENTS = 6
 TARGET = 12

@@ -13,17 +13,17 @@ import pytest
 from digits_runs import PRIVATE, configuration
 from rich.console import Console
 
-from launch.cli import finish
-from launch.service import service
-from launch.simulate import simulate
-from server_app.config import ConfigError
-from server_app.folder_place import RELEASED, WITHHELD, create_folder
-from server_app.privacy import privacy_of_dead_run
-from server_app.run import prepare
-from server_app.run_folder import read_summary, write_failure
-from server_app.run_report import publish
-from strategies import NotEnoughClients
-from strategies.reports import RoundReport
+from blackthorn.launch.cli import finish
+from blackthorn.launch.service import service
+from blackthorn.launch.simulate import simulate
+from blackthorn.server_app.config import ConfigError
+from blackthorn.server_app.folder_place import RELEASED, WITHHELD, create_folder
+from blackthorn.server_app.privacy import privacy_of_dead_run
+from blackthorn.server_app.run import prepare
+from blackthorn.server_app.run_folder import read_summary, write_failure
+from blackthorn.server_app.run_report import publish
+from blackthorn.strategies import NotEnoughClients
+from blackthorn.strategies.reports import RoundReport
 
 ROUNDS = 4
 EVERYTHING: dict[str, Any] = {

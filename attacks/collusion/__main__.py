@@ -1,4 +1,4 @@
-"""`python -m attacks.collusion`: the colluders' service as a program."""
+"""`python -m blackthorn.attacks.collusion`: the colluders' service as a program."""
 
 import argparse
 import sys

@@ -1,4 +1,4 @@
-"""`python -m attacks.rogue`: the rogue node as a program.
+"""`python -m blackthorn.attacks.rogue`: the rogue node as a program.
 
 It connects to loopback, or to a host that `--allow` names once more.
 """

@@ -1,0 +1,128 @@
+"""The ClientApp: one node's client trains, evaluates, and says who it is."""
+
+import logging
+from collections.abc import Sequence
+
+import torch
+from flwr.app import ConfigRecord, Context, Message
+from flwr.clientapp import ClientApp
+
+from blackthorn.server_app.config import RunConfig, make_config
+from blackthorn.strategies.local_rule import LANGEVIN
+from blackthorn.tasks.evaluation import evaluate
+
+from .bounding import step_clip_norm, unclipped_norms
+from .configured_rule import check_rule
+from .disclosure import disclosing
+from .dp_sgd import sample_epsilon, train_clients_privately
+from .langevin_training import langevin_training
+from .messages import (
+    RoundRequest,
+    enrolment_refusal,
+    enrolment_reply,
+    evaluate_reply,
+    read_model,
+    read_round,
+    start_vector,
+    train_reply,
+    trained_arrays,
+)
+from .node_data import NodeClient, load_node_client, node_client_id
+from .permitting import permitting
+from .private_update import noised_models
+from .training import LocalSGD, LocalSteps, client_generator, train_clients, training_device
+
+_TRAINED = "rounds-trained"
+
+logger = logging.getLogger("blackthorn")
+
+app = ClientApp(mods=[permitting, disclosing])
+
+
+def local_training(
+    config: RunConfig, requests: Sequence[RoundRequest], clients: Sequence[int]
+) -> LocalSteps:
+    """The local training of `clients` in a round, as the run configuration and the server say."""
+    if requests[0].rule.name == LANGEVIN:
+        return langevin_training(config, requests, clients)
+    return LocalSGD(
+        steps=config.local_steps,
+        batch_size=config.batch_size,
+        learning_rate=requests[0].local_lr,
+        weight_decay=config.weight_decay,
+        step_clip_norm=step_clip_norm(requests[0].rule),
+    )
+
+
+def _node(context: Context) -> tuple[RunConfig, NodeClient]:
+    # Nodes share a machine's cores, and one shard is too little work for several threads.
+    torch.set_num_threads(1)
+    config = make_config(context.run_config)
+    return config, load_node_client(config, context.node_config)
+
+
+@app.query()
+def enrol(message: Message, context: Context) -> Message:
+    """Answer which client this node holds, and how many examples it trains on, or that it cannot.
+
+    Raises ValueError where the node does not even know its client.
+    """
+    try:
+        _, client = _node(context)
+    except ValueError as error:
+        client_id = node_client_id(context.node_config)
+        logger.error("client %d cannot take part in run %d: %s", client_id, context.run_id, error)
+        return enrolment_refusal(message, client_id, str(error))
+    return enrolment_reply(message, client.client_id, client.shard.num_examples)
+
+
+@app.train()
+def train(message: Message, context: Context) -> Message:
+    """K local steps from the server's model on this node's shard."""
+    config, client = _node(context)
+    request = read_round(message)
+    check_rule(config, request)
+    model = client.problem.model
+    start = start_vector(request.arrays, model)
+    key = (config.seed, request.server_round, client.client_id)
+    if config.local_dp_sgd:
+        params, losses = train_clients_privately(
+            config, model, start, [client.shard], request.local_lr, [key]
+        )
+    else:
+        params, losses = train_clients(
+            model.on(training_device(config.device)),
+            start,
+            [client.shard],
+            local_training(config, [request], [client.client_id]),
+            [client_generator(*key)],
+        )
+    noised = noised_models(config, start, params, request, [client.client_id])
+    (arrays,) = trained_arrays(request.arrays, model, noised)
+    (norm,) = unclipped_norms(config, start, params, request.local_lr)
+    spent = sample_epsilon(config, _rounds_trained(context, request.rounds_begun))
+    count = client.shard.num_examples
+    return train_reply(message, arrays, count, float(losses[0]), norm, spent)
+
+
+def _rounds_trained(context: Context, rounds_begun: int) -> int:
+    """An upper bound on the rounds this client has trained in, this one included.
+
+    A node that was restarted, and one in a run that was resumed, has forgotten its count, and a
+    server could repeat a round.
+    """
+    before = context.state.config_records.get(_TRAINED, ConfigRecord({"rounds": 0}))["rounds"]
+    rounds = int(before) + 1 if isinstance(before, int) else 1
+    context.state[_TRAINED] = ConfigRecord({"rounds": rounds})
+    return max(rounds, rounds_begun)
+
+
+@app.evaluate()
+def evaluate_held_out(message: Message, context: Context) -> Message:
+    """Accuracy and loss of the server's model on the examples this node never trains on."""
+    _, client = _node(context)
+    if client.held_out is None or len(client.held_out) == 0:
+        raise ValueError("this node has no held-out examples to evaluate on")
+    model = client.problem.model
+    params = start_vector(read_model(message), model)
+    return evaluate_reply(message, len(client.held_out), evaluate(model, params, client.held_out))
