@@ -28,8 +28,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.grpc_apps import SECONDS
-from blackthorn.__main__ import app_root
-from blackthorn.launch.app_bundle import PACKAGES, Scalar, stage_app
+from blackthorn.installation import APP_ROOT
+from blackthorn.launch.app_bundle import COMPONENTS, Scalar, stage_app
 from blackthorn.launch.flower_cluster import DeploymentError, FlowerCluster
 from blackthorn.server_app.run_folder import read_metrics
 
@@ -71,7 +71,7 @@ def configuration(parameters: float, rounds: int, folder: Path) -> dict[str, Sca
 
 def stage(app: str, target: Path) -> Path:
     """Our app with the ServerApp `app` of `grpc_apps.py` in place of its own."""
-    stage_app(app_root(), [*PACKAGES, "benchmarks"], target)
+    stage_app(APP_ROOT.parent, [*COMPONENTS, "benchmarks"], target)
     project = target / "pyproject.toml"
     text = project.read_text()
     if _OWN_COMPONENT not in text:

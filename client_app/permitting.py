@@ -5,10 +5,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from flwr.app import Context, Message
+from flwr.app import ConfigRecord, Context, Message
 from flwr.clientapp.typing import ClientAppCallable
 
+from blackthorn.installation import difference
 from blackthorn.server_app.config import ConfigError, RunConfig, make_config
+from blackthorn.strategies.enrolment import SERVER_CODE
+from blackthorn.strategies.screening import one_line
 
 from .client_ledger import ClientLedger, LedgerUnusable, Sent
 from .configured_rule import check_rule
@@ -91,9 +94,24 @@ def permitting(message: Message, context: Context, call_next: ClientAppCallable)
             safeguards.admit(config, message, context.run_id)
         elif safeguards is not None:
             safeguards.check_run(config)
+        if kind == "query":
+            check_code(message)
     except (ConfigError, LedgerUnusable, PublicRefusal) as refusal:
         return _refuse(message, context, kind, refusal)
     return call_next(message, context)
+
+
+def check_code(message: Message) -> None:
+    """Raises PublicRefusal where the server that asks has another code than this client.
+
+    The client's half of an algorithm runs here, whatever the server has. A server that does not
+    say is no Blackthorn of this kind, and its rounds are checked one by one.
+    """
+    config = message.content.config_records.get("config", ConfigRecord())
+    code = config.get(SERVER_CODE)
+    unlike = difference(one_line(str(code)), "the server") if code is not None else None
+    if unlike is not None:
+        raise PublicRefusal(unlike)
 
 
 def _refuse(message: Message, context: Context, kind: str, refusal: ValueError) -> Message:

@@ -1,6 +1,7 @@
 """What stands between the internet and Flower's servicers, in the SuperLink's own process.
 
-`blackthorn.guard.superlink` starts Flower's SuperLink with it. A request passes, from the outside in,
+`blackthorn.guard.superlink` starts Flower's SuperLink with it. A request passes, from the outside
+in,
 
     connections.py   how many connections an address and a key may hold, and for how long
     gate.py          whose request it is, how many are under way, and whether it arrives in time

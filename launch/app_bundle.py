@@ -1,38 +1,57 @@
-"""What goes to the nodes with a run: the app's own packages, and the run's configuration."""
+"""What goes to the nodes with a run: the app's components, the run's configuration, own code.
+
+The package `blackthorn` does not: every machine runs the one that is installed there.
+"""
 
 import shutil
+import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import tomli_w
 
+from blackthorn.installation import CODE, SENT_FROM
 from blackthorn.server_app.config import may_be_own_code
 
 Scalar = str | int | float | bool
 
-# What the nodes need of this app.
-PACKAGES = ("attacks", "client_app", "server_app", "strategies", "tasks")
+# What Flower loads: each takes its app from the package that is installed.
+COMPONENTS = (
+    *("client_app/__init__.py", "client_app/app.py"),
+    *("server_app/__init__.py", "server_app/app.py"),
+)
 _BUNDLED_SUFFIXES = {".py", ".toml", ".md", ".yaml", ".yml", ".json", ".jsonl"}
-_ROOT_FILES = ("pyproject.toml", "README.md", "LICENSE", ".gitignore")
+_PROJECT = "pyproject.toml"
+_ROOT_FILES = ("README.md", "LICENSE", ".gitignore")
 
 
-def stage_app(app_dir: Path, packages: Sequence[str], target: Path) -> Path:
-    """Copy `pyproject.toml` and the named packages of the app at `app_dir` to `target`.
+def stage_app(app_dir: Path, parts: Sequence[str], target: Path) -> Path:
+    """Copy `pyproject.toml` and the named folders and files of the app at `app_dir` to `target`.
 
     Flower bundles every source and text file below the folder it is given (at most 10 MB), and
     may rewrite its pyproject.toml; the copy holds only what the nodes need, and takes the blow.
-    ValueError if `app_dir` has no pyproject.toml or lacks one of the packages.
+    ValueError if `app_dir` has no pyproject.toml or lacks one of the parts.
     """
-    if not (app_dir / "pyproject.toml").is_file():
-        raise ValueError(f"app folder {app_dir}: there is no pyproject.toml in it")
+    if not (app_dir / _PROJECT).is_file():
+        raise ValueError(f"app folder {app_dir}: there is no {_PROJECT} in it")
     target.mkdir(parents=True)
+    project = tomllib.loads((app_dir / _PROJECT).read_text(encoding="utf-8"))
+    # All of the copy goes, own code too.
+    tools = project.setdefault("tool", {})
+    tools.get("flwr", {}).get("app", {}).pop("fab-include", None)
+    tools[SENT_FROM] = {"code": CODE}
+    (target / _PROJECT).write_text(tomli_w.dumps(project), encoding="utf-8")
     for name in _ROOT_FILES:
         if (app_dir / name).is_file():
             shutil.copy2(app_dir / name, target / name)
-    for package in packages:
-        if not (app_dir / package).is_dir():
-            raise ValueError(f"app folder {app_dir}: there is no package {package!r} in it")
-        shutil.copytree(app_dir / package, target / package, ignore=_unbundled)
+    for part in parts:
+        if (app_dir / part).is_dir():
+            shutil.copytree(app_dir / part, target / part, ignore=_unbundled)
+        elif (app_dir / part).is_file():
+            (target / part).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(app_dir / part, target / part)
+        else:
+            raise ValueError(f"app folder {app_dir}: there is no {part} in it")
     return target
 
 

@@ -10,10 +10,10 @@ from typing import Any
 
 from rich.console import Console
 
-from blackthorn.__main__ import app_root
 from blackthorn.client_app.node_data import load_node_client
 from blackthorn.client_app.policy import check_own_data, read_policy
-from blackthorn.launch.app_bundle import PACKAGES
+from blackthorn.installation import APP_ROOT
+from blackthorn.launch.app_bundle import COMPONENTS
 from blackthorn.launch.byzantine_nodes import check_rogue, cluster_nodes, collusion
 from blackthorn.launch.flower_cluster import DeploymentError, FlowerCluster, RunStatus
 from blackthorn.launch.progress import RoundPrinter
@@ -41,10 +41,10 @@ def cluster(
     """Run `config` on one SuperNode a client and return the summary.
 
     The last `num-byzantine` nodes run the Byzantine program in place of Flower's, or with `rogue`
-    (behaviours of `blackthorn.attacks.rogue`, by commas) no SuperNode at all but the rogue process. `data`
-    gives every node its own examples, `policy` every honest one the same policy. Raises ConfigError
-    before anything is started, RunFailed if the run did not complete, DeploymentError if a process
-    did not do its part.
+    (behaviours of `blackthorn.attacks.rogue`, by commas) no SuperNode at all but the rogue process.
+    `data` gives every node its own examples, `policy` every honest one the same policy. Raises
+    ConfigError before anything is started, RunFailed if the run did not complete, DeploymentError
+    if a process did not do its part.
     """
     config = _deployed(config, data)
     _check_data(config, data)
@@ -120,7 +120,7 @@ def _failure_on_record(ready: _Ready) -> Iterator[None]:
 def _run(flower: FlowerCluster, ready: _Ready, console: Console) -> tuple[RunStatus, float]:
     """How the run ended, and after how many seconds."""
     began = time.monotonic()
-    run_id = flower.submit(app_root(), to_mapping(ready.config), packages=PACKAGES)
+    run_id = flower.submit(APP_ROOT, to_mapping(ready.config), parts=COMPONENTS)
     timed = not claims_privacy(ready.config)
     with RoundPrinter(console, ready.config.num_server_rounds, timed=timed) as printer:
         tail = _MetricsTail(ready.folder, printer, ready.done)

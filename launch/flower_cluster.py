@@ -47,6 +47,9 @@ APP_MODULES = (
     "torch._dynamo",
     "sklearn.datasets",
     "torchvision.datasets",
+    # Who goes on with what he has loaded trains by the same code from the first round to the last.
+    "blackthorn.client_app.clientapp",
+    "blackthorn.server_app.serverapp",
 )
 # The time between two looks whether the ServerApp's process is there.
 _LOOK_SECONDS = 2.0
@@ -111,18 +114,18 @@ class FlowerCluster:
         app_dir: Path,
         run_config: Mapping[str, Scalar],
         *,
-        packages: Sequence[str] | None = None,
+        parts: Sequence[str] | None = None,
     ) -> int:
         """Start a run with `flwr run` and return its id.
 
-        With `packages` only these folders of the app (and its pyproject.toml) are bundled.
+        With `parts` only these folders and files of the app (and its pyproject.toml) are bundled.
         DeploymentError with Flower's own words if it refuses; ValueError for a bad folder or value.
         """
         self._num_runs += 1
         return submit(
             app_dir,
             run_config,
-            packages=packages,
+            parts=parts,
             work=self._workplace.folder / f"run-{self._num_runs}",
             env=self._workplace.environment(SUPERLINK),
             cwd=self.output_dir,

@@ -29,6 +29,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
 
+from blackthorn.installation import APP_ROOT
+
 from . import serverapp_process, superlink_store
 from .fork_server import load_entry, run_entry
 
@@ -60,7 +62,6 @@ GUARDED_ENTRIES = {"flower-superlink": f"{__name__}:superlink"}
 # What Flower calls our app: the publisher and the name in pyproject.toml.
 APP_ID = "blackthorn/blackthorn"
 _LONGEST_RETRY_SECONDS = 5
-_PACKAGE_ROOT = Path(__file__).resolve().parents[__name__.count(".")]
 
 
 class _PacedTime(ModuleType):
@@ -148,9 +149,8 @@ def clientapp() -> None:
 
 
 def own_clientapp() -> None:
-    """`flwr-clientapp` that answers with this installation's ClientApp: the code that came with the
-    run is not even unpacked."""
-    sys.path.insert(0, str(_PACKAGE_ROOT))
+    """`flwr-clientapp` that answers with this installation's ClientApp: what came with the run is
+    not even unpacked."""
     module = importlib.import_module("flwr.supernode.runtime.run_clientapp")
     vars(module)["install_from_fab"] = lambda *_, **__: None
     vars(module)["get_load_client_app_fn"] = lambda **_: _own_app
@@ -183,8 +183,7 @@ def superlink() -> None:
     from the nodes, and waits for a locked database."""
     superlink_store.adapt_superlink()
     _withhold_server_keys()
-    # Beside this package, which may itself be in another.
-    load_entry(f"{__name__.rpartition('launch.')[0]}guard.superlink:main")()
+    load_entry("blackthorn.guard.superlink:main")()
 
 
 def _withhold_server_keys() -> None:
@@ -213,16 +212,12 @@ def run_program() -> None:
 
 
 def python_command(entry: str) -> list[str]:
-    """The command line that runs a function of ours in a new Python.
-
-    Once it is imported, our packages come last on the module path: whatever a Flower app brings
-    is found first.
-    """
+    """The command line that runs a function in a new Python, with this very package in it."""
     module, _, function = entry.partition(":")
-    root = repr(str(_PACKAGE_ROOT))
+    place = repr(str(APP_ROOT.parent))
     code = (
-        f"import sys; sys.path.insert(0, {root}); from {module} import {function}; "
-        f"del sys.path[0]; sys.path.append({root}); {function}()"
+        f"import sys; sys.path.insert(0, {place}); import blackthorn; del sys.path[0]; "
+        f"from {module} import {function}; {function}()"
     )
     return [sys.executable, "-P", "-c", code]
 

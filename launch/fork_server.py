@@ -272,11 +272,7 @@ def load_entry(entry: str) -> Callable[[], object]:
 def run_entry(entry: str) -> int:
     """Run a function as a program's main function; the exit code that Python would give it."""
     try:
-        function = load_entry(entry)
-        # An app that brings a package of this one's name must get its own.
-        for name in [name for name in sys.modules if f"{name}.".startswith(f"{__package__}.")]:
-            del sys.modules[name]
-        result = function()
+        result = load_entry(entry)()
     except SystemExit as leaving:
         result = leaving.code
     except BaseException:

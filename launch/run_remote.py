@@ -184,8 +184,8 @@ def _nobody_told_to_lie(settings: list[str] | None) -> dict[str, Any]:
 
 
 def _submit(config: RunConfig, to: Connection) -> int:
-    from blackthorn.__main__ import app_root
-    from blackthorn.launch.app_bundle import PACKAGES
+    from blackthorn.installation import APP_ROOT
+    from blackthorn.launch.app_bundle import COMPONENTS
     from blackthorn.launch.submission import submit
     from blackthorn.launch.workplace import QUIET, write_connection
     from blackthorn.server_app.config import OWN_CODE_KEYS, may_be_own_code, to_mapping
@@ -199,9 +199,9 @@ def _submit(config: RunConfig, to: Connection) -> int:
         write_connection(folder / "home", str(to.address), to.ca)
         path = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)])
         return submit(
-            app_root(),
+            APP_ROOT,
             to_mapping(config),
-            packages=PACKAGES,
+            parts=COMPONENTS,
             work=folder / "run",
             env={**os.environ, **QUIET, "FLWR_HOME": str(folder / "home"), "PATH": path},
             cwd=folder,

@@ -16,7 +16,7 @@ def submit(
     app_dir: Path,
     run_config: Mapping[str, Scalar],
     *,
-    packages: Sequence[str] | None,
+    parts: Sequence[str] | None,
     work: Path,
     env: Mapping[str, str],
     cwd: Path,
@@ -24,15 +24,15 @@ def submit(
 ) -> int:
     """Start a run and return its id; `env`'s FLWR_HOME says where the SuperLink is.
 
-    With `packages` only these folders of the app (and its pyproject.toml) are bundled, and the
-    files that the keys in `own_code` name as FILE.py:FUNCTION. `work` is a
+    With `parts` only these folders and files of the app (and its pyproject.toml) are bundled, and
+    the files that the keys in `own_code` name as FILE.py:FUNCTION. `work` is a
     folder that is made for the purpose. DeploymentError with Flower's own words if it refuses;
     ValueError for a bad folder or value.
     """
     work.mkdir()
     app = app_dir.resolve()
-    if packages is not None:
-        app = stage_app(app, packages, work / "app")
+    if parts is not None:
+        app = stage_app(app, parts, work / "app")
         run_config = bundle_own_code(app, run_config, own_code)
     config = write_config(run_config, work / "run-config.toml")
     # Flower takes an empty file for a missing one.

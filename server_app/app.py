@@ -1,5 +1,7 @@
 """Flower's component `server_app.app:app`: the ServerApp of the package that is installed."""
 
-from blackthorn.server_app.serverapp import app
+from pathlib import Path
 
-__all__ = ["app"]
+from blackthorn.server_app.serverapp import app_of
+
+app = app_of(Path(__file__).resolve().parent.parent)

@@ -1,22 +1,40 @@
 """The ServerApp: what Flower starts where the server runs."""
 
+from pathlib import Path
+
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
+from blackthorn.installation import difference, sent_from
 from blackthorn.server_app.config import ConfigError, make_config
 from blackthorn.server_app.interrupted import going_on, note_folder, noted_folder
 from blackthorn.server_app.operator_log import show_log, tell, tell_again, tell_round, tell_start
 from blackthorn.server_app.run import execute, prepare
 from blackthorn.server_app.run_folder import read_summary
 
-app = ServerApp()
+
+def app_of(bundle: Path) -> ServerApp:
+    """The ServerApp for a run that came with the Flower app in the folder `bundle`."""
+    app = ServerApp()
+
+    @app.main()
+    def run(grid: Grid, context: Context) -> None:
+        main(grid, context, sent_from(bundle))
+
+    return app
 
 
-@app.main()
-def main(grid: Grid, context: Context) -> None:
-    """Run what the run configuration says; a failed run raises, so that Flower says failed."""
+def main(grid: Grid, context: Context, sent: str | None = None) -> None:
+    """Run what the run configuration says; a failed run raises, so that Flower says failed.
+
+    `sent`: the CODE of the Blackthorn that sent the run, where it is known. ConfigError for another
+    than this one.
+    """
     show_log()
     try:
+        unlike = difference(sent, "what sent the run") if sent is not None else None
+        if unlike is not None:
+            raise ConfigError(unlike)
         config = make_config(context.run_config)
         folder = noted_folder(context.run_id)
         if folder is not None:

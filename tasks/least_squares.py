@@ -41,7 +41,8 @@ def half_squared_error(outputs: Tensor, y: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class LeastSquares:
-    """The task; see blackthorn.tasks.task.Task. Client i holds the rows ``a[i]`` [n, d] and ``b[i]`` [n]."""
+    """The task; see blackthorn.tasks.task.Task. Client i holds the rows ``a[i]`` [n, d] and
+    ``b[i]`` [n]."""
 
     a: tuple[Tensor, ...]
     b: tuple[Tensor, ...]

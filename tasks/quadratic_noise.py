@@ -68,8 +68,8 @@ class NoiseShard:
     def joint_batches(
         self, generators: Sequence[np.random.Generator], size: int, steps: int
     ) -> Iterable[tuple[Tensor, Tensor]]:
-        """The batches of many clients; see blackthorn.tasks.shards.JointShard. Client by client and step by
-        step, the draws would take most of a round's time."""
+        """The batches of many clients; see blackthorn.tasks.shards.JointShard. Client by client and
+        step by step, the draws would take most of a round's time."""
         shape = (steps, size, self.dimension)
         noise = np.stack([self.law.draw(generator, shape) for generator in generators], axis=1)
         largest = torch.finfo(self.dtype).max
@@ -81,7 +81,8 @@ class NoiseShard:
 
 @dataclass(frozen=True)
 class QuadraticNoise:
-    """The task; see blackthorn.tasks.task.Task. All clients draw from the same law, and f's minimum is 0."""
+    """The task; see blackthorn.tasks.task.Task. All clients draw from the same law, and f's minimum
+    is 0."""
 
     law: NoiseLaw
     dimension: int

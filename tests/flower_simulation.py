@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from blackthorn.launch.app_bundle import PACKAGES, stage_app, write_config
+from blackthorn.launch.app_bundle import COMPONENTS, stage_app, write_config
 from blackthorn.launch.control_api import ControlApi, RunStatus, is_serving
 from blackthorn.launch.ports import LOOPBACK, free_loopback_ports
 from blackthorn.launch.workplace import marked_processes
@@ -39,7 +39,7 @@ def run_in_flower_simulation(repository: Path, config: RunConfig, work: Path) ->
 
 def _run_once(repository: Path, config: RunConfig, work: Path) -> str:
     """One attempt; the log of a run that failed, empty for one that completed."""
-    app = stage_app(repository, PACKAGES, work / "app")
+    app = stage_app(repository, COMPONENTS, work / "app")
     run_config = write_config(to_mapping(config), work / "run-config.toml")
     with simulating_superlink(work) as (environment, control):
         done = subprocess.run(

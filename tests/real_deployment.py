@@ -1,7 +1,6 @@
 """`blackthorn server` and `blackthorn client` as processes of their own, and how to end them."""
 
 import contextlib
-import os
 import signal
 import subprocess
 import sys
@@ -11,7 +10,6 @@ from pathlib import Path
 
 from process_watch import until
 
-REPOSITORY = Path(__file__).resolve().parent.parent
 COMMAND = [sys.executable, "-m", "blackthorn"]
 
 
@@ -62,7 +60,6 @@ class Bench:
         return subprocess.run(
             command,
             cwd=self.folder,
-            env=environment(),
             capture_output=True,
             text=True,
             timeout=seconds,
@@ -79,7 +76,6 @@ class Bench:
             process = subprocess.Popen(
                 command,
                 cwd=self.folder,
-                env=environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=stream,
                 stderr=subprocess.STDOUT,
@@ -105,9 +101,3 @@ def bench(folder: Path) -> Iterator[Bench]:
         yield one
     finally:
         one.end()
-
-
-def environment() -> dict[str, str]:
-    """Ours, with the checkout on the module path."""
-    paths = [str(REPOSITORY), os.environ.get("PYTHONPATH", "")]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in paths if path)}

@@ -342,5 +342,6 @@ def test_what_the_operator_sets(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     monkeypatch.setenv("BLACKTHORN_COLLUSION_SECONDS", "2.5")
     assert Accomplices.from_environment() == Accomplices("evil:9095", b"a certificate", 2.5)
     monkeypatch.setenv("BLACKTHORN_COLLUSION_SECONDS", "soon")
+    monkeypatch.setenv("BLACKTHORN_ATTACK", "nan")
     with pytest.raises(SystemExit, match=r"settings cannot be used: .*'soon'"):
-        main("nan")
+        main()

@@ -21,7 +21,7 @@ from flower_simulation import RAY_START_FAILED, RAY_STARTS, simulating_superlink
 from markdown_blocks import BadMarker, Block, blocks_of, other_test_of
 from rich.console import Console
 
-from blackthorn.launch.app_bundle import PACKAGES, stage_app, write_config
+from blackthorn.launch.app_bundle import COMPONENTS, stage_app, write_config
 from blackthorn.launch.cli import main
 from blackthorn.launch.recipes import recipe_config
 from blackthorn.launch.simulate import simulate
@@ -104,13 +104,6 @@ def _own_data(folder: Path) -> None:
         np.savez(folder / f"{name}.npz", x=x, y=np.arange(40) % 10)
 
 
-def _package(folder: Path) -> None:
-    """The package `blackthorn` as the wheel lays it out (test_wheel.py builds and installs it)."""
-    (folder / "blackthorn").mkdir()
-    for name in ("strategies", "attacks"):
-        (folder / "blackthorn" / name).symlink_to(ROOT / name)
-
-
 def _flower_project(folder: Path, **options: object) -> None:
     """A Flower project's model, and a grid of seven clients on which its ServerApp runs."""
     values = {"num-clients": 7, "model": "logistic", "local-steps": 1, **options}
@@ -147,7 +140,6 @@ SETUPS: dict[str, Callable[[Path], None]] = {
     "posterior-runs": _posterior_runs,
     "finished-run": _finished_run,
     "own-data": _own_data,
-    "package": _package,
     "flower-project": _flower_project,
     "private-project": _private_project,
     "own-code": _own_code,
@@ -155,8 +147,8 @@ SETUPS: dict[str, Callable[[Path], None]] = {
 
 
 def _environment(folder: Path) -> dict[str, str]:
-    paths = [str(folder), str(ROOT), os.environ.get("PYTHONPATH", "")]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "TERM": "dumb"}
+    """What a newcomer has: the package is installed, and the page's own files are at hand."""
+    return {**os.environ, "PYTHONPATH": str(folder), "TERM": "dumb"}
 
 
 def _blackthorn(words: list[str], folder: Path, exit_code: int = 0) -> None:
@@ -235,7 +227,7 @@ def run_flower(command: list[str], settings: tuple[str, ...], folder: Path) -> N
 
     Flower takes a recipe or single keys, not both: the settings go into a copy of the recipes.
     """
-    app = stage_app(ROOT, PACKAGES, folder / "app")
+    app = stage_app(ROOT, COMPONENTS, folder / "app")
     (app / "recipes").mkdir()
     changes = dict(parse_setting(setting) for setting in settings)
     for recipe in (ROOT / "recipes").glob("*.toml"):

@@ -20,7 +20,6 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="reads /proc to see what runs"),
 ]
 
-REPOSITORY = Path(__file__).resolve().parent.parent
 PYPROJECT = """
 [project]
 name = "tiny"
@@ -204,7 +203,7 @@ def cluster(app: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Flo
 
 def run(cluster: FlowerCluster, app: Path, result: Path, **config: object) -> dict:
     values = {name.replace("_", "-"): value for name, value in config.items()}
-    run_id = cluster.submit(app, {"result": str(result), **values}, packages=["tiny"])
+    run_id = cluster.submit(app, {"result": str(result), **values}, parts=["tiny"])
     status = cluster.wait(run_id, deadline=90.0)
     assert status.completed, f"{status}: {status.details}\n{cluster.log(run_id)}"
     return json.loads(result.read_text())
@@ -283,8 +282,8 @@ def test_a_refused_submission_says_why(cluster: FlowerCluster, app: Path, tmp_pa
     (tmp_path / "pyproject.toml").write_text("[project]\nname = 'nothing'\n")
     with pytest.raises(DeploymentError, match=r"flwr run did not start the run: .*pyproject"):
         cluster.submit(tmp_path, {})
-    with pytest.raises(ValueError, match="no package 'absent'"):
-        cluster.submit(app, {}, packages=["absent"])
+    with pytest.raises(ValueError, match="there is no absent in it"):
+        cluster.submit(app, {}, parts=["absent"])
 
 
 def test_a_run_past_its_deadline_is_stopped(
@@ -332,7 +331,6 @@ def test_nothing_is_left_when_the_launcher_is_interrupted(
     launcher = f"""
 import sys, time
 from pathlib import Path
-sys.path.insert(0, {str(REPOSITORY)!r})
 from blackthorn.launch.flower_cluster import FlowerCluster
 with FlowerCluster(2, Path("out"), preload=["flwr.superlink.cli", "flwr.clientapp"]) as cluster:
     run_id = cluster.submit(Path({str(app)!r}), {{
@@ -427,9 +425,8 @@ def test_a_node_that_cannot_start_is_named_and_nothing_stays(app: Path, tmp_path
 
 def test_only_the_waits_are_shorter() -> None:
     """In `flower-supernode` and `flower-superexec`: of Flower's sleeps, and no longer than told."""
-    program = f"""
+    program = """
 import inspect, json, os, sys, time
-sys.path.insert(0, {str(REPOSITORY)!r})
 from blackthorn.launch import flower_programs
 from flwr.supercore.inflatable.inflatable_utils import pull_objects
 from flwr.supercore.superexec import run_superexec as executor

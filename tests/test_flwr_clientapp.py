@@ -5,6 +5,7 @@ an app that knows nothing of this project but has a package `attacks` of its own
 """
 
 import json
+import os
 import subprocess
 from pathlib import Path
 
@@ -13,8 +14,9 @@ import pytest
 from flwr.clientapp import ClientApp
 
 from blackthorn.attacks.byzantine_app import ByzantineApp
-from blackthorn.attacks.flwr_clientapp import install_runner, lying, main
+from blackthorn.attacks.flwr_clientapp import lying, main
 from blackthorn.launch.flower_cluster import FlowerCluster, Node
+from blackthorn.launch.flower_programs import cold_program
 
 
 def test_every_app_that_flower_loads_is_wrapped() -> None:
@@ -29,12 +31,23 @@ def test_every_app_that_flower_loads_is_wrapped() -> None:
     assert isinstance(app, ByzantineApp)
 
 
+def install(folder: Path) -> Path:
+    """The program, as a node's operator puts it first into the PATH."""
+    cold_program(folder, "flwr-clientapp", "blackthorn.attacks.flwr_clientapp:main")
+    return folder / "flwr-clientapp"
+
+
 def test_the_program_has_flower_s_command_line(tmp_path: Path) -> None:
-    program = install_runner(tmp_path / "a folder" / "bin", "nan")
-    assert program == tmp_path / "a folder" / "bin" / "flwr-clientapp"
-    (program.parent / "attacks.py").write_text("raise RuntimeError('not the package meant')")
+    program = install(tmp_path / "a folder" / "bin")
+    for name in ("attacks.py", "blackthorn.py"):
+        (program.parent / name).write_text("raise RuntimeError('not the package meant')")
     usage = subprocess.run(
-        [str(program), "--help"], cwd=program.parent, capture_output=True, text=True, timeout=120
+        [str(program), "--help"],
+        cwd=program.parent,
+        env={**os.environ, "BLACKTHORN_ATTACK": "nan"},
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert usage.returncode == 0, usage.stderr
     assert usage.stdout.startswith("usage: flwr-clientapp")
@@ -42,22 +55,18 @@ def test_the_program_has_flower_s_command_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("written", "environment", "named"),
-    [("nan", "kindness", "'kindness'"), ("mercy", "", "'mercy'"), ("", "", "''")],
+    ("environment", "named"),
+    [({"BLACKTHORN_ATTACK": "kindness"}, "'kindness'"), ({}, "''")],
 )
-def test_the_environment_s_attack_comes_first_and_is_checked(
-    monkeypatch: pytest.MonkeyPatch, written: str, environment: str, named: str
+def test_the_environment_s_attack_is_checked(
+    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], named: str
 ) -> None:
-    monkeypatch.setenv("BLACKTHORN_ATTACK", environment)
+    monkeypatch.delenv("BLACKTHORN_ATTACK", raising=False)
+    for variable, attack in environment.items():
+        monkeypatch.setenv(variable, attack)
     with pytest.raises(SystemExit) as ended:
-        main(written)
+        main()
     assert f"attack is {named}; allowed are" in str(ended.value)
-
-
-def test_an_unknown_attack_is_not_installed(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="attack is 'kindness'"):
-        install_runner(tmp_path / "bin", "kindness")
-    assert not (tmp_path / "bin").exists()
 
 
 APP = {
@@ -127,9 +136,9 @@ def test_a_real_node_lies_whatever_the_bundle_says(tmp_path: Path) -> None:
     for name, text in APP.items():
         (app / name).parent.mkdir(parents=True, exist_ok=True)
         (app / name).write_text(text)
-    evil = install_runner(tmp_path / "bin", "reverse-scaled-average").parent
+    evil = install(tmp_path / "bin").parent
     # Flower's own programs, as a stranger's deployment starts them.
-    node = Node(path_prefix=evil)
+    node = Node(path_prefix=evil, env={"BLACKTHORN_ATTACK": "reverse-scaled-average"})
     with FlowerCluster([node], tmp_path / "out", warm=False, quick_polls=False) as cluster:
         status = cluster.wait(cluster.submit(app, {"result": str(result)}), deadline=120.0)
         logs = "".join(path.read_text() for path in cluster.logs.glob("*.log"))

@@ -284,7 +284,7 @@ SILENT = {"slow", "exit"}
 
 
 def liar(name: str) -> Answer:
-    """Client 5, which trains honestly and answers with an attack of blackthorn.attacks.misbehaviour."""
+    """Client 5, which trains honestly and answers with an attack of `misbehaviour`."""
     honest = runs(quadratic_app(5))
     attack: Any = attacks.get(name)
 

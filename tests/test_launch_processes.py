@@ -20,7 +20,6 @@ from blackthorn.launch.ports import free_loopback_ports
 from blackthorn.launch.processes import ProcessGroup, ProcessKeeper
 from blackthorn.launch.workplace import Workplace, polite_poll_seconds
 
-REPOSITORY = Path(__file__).resolve().parent.parent
 # A program with a child of its own, neither of which cares about SIGTERM.
 STUBBORN = """
 import os, signal, sys, time
@@ -107,7 +106,6 @@ def test_the_warden_ends_what_a_killed_launcher_leaves(tmp_path: Path) -> None:
     launcher = f"""
 import os, sys, time
 from pathlib import Path
-sys.path.insert(0, {str(REPOSITORY)!r})
 from blackthorn.launch.processes import ProcessKeeper
 Path("scratch").mkdir()
 Path("scratch/file").write_text("")
@@ -146,9 +144,8 @@ def test_interrupts_wait_for_the_end_of_the_block() -> None:
 
 def test_sigterm_unwinds_and_keeps_its_exit_status() -> None:
     program = textwrap.dedent(
-        f"""
+        """
         import sys, time
-        sys.path.insert(0, {str(REPOSITORY)!r})
         from blackthorn.launch import interrupts
         with interrupts.termination_unwinds():
             try:
@@ -184,13 +181,13 @@ def test_a_staged_app_holds_only_what_the_nodes_need(tmp_path: Path) -> None:
     app = tmp_path / "app"
     for file in ("pyproject.toml", "one/a.py", "one/deep/b.py", "one/data.npz", "two/c.py"):
         (app / file).parent.mkdir(parents=True, exist_ok=True)
-        (app / file).write_text(file)
+        (app / file).write_text("")
     (app / "one" / "__pycache__").mkdir()
     (app / "one" / "__pycache__" / "a.py").write_text("")
-    staged = stage_app(app, ["one"], tmp_path / "staged")
+    staged = stage_app(app, ["one", "two/c.py"], tmp_path / "staged")
     files = {str(path.relative_to(staged)) for path in staged.rglob("*") if path.is_file()}
-    assert files == {"pyproject.toml", "one/a.py", "one/deep/b.py"}
-    with pytest.raises(ValueError, match="no package 'three'"):
+    assert files == {"pyproject.toml", "one/a.py", "one/deep/b.py", "two/c.py"}
+    with pytest.raises(ValueError, match="there is no three in it"):
         stage_app(app, ["three"], tmp_path / "other")
     with pytest.raises(ValueError, match=r"no pyproject\.toml"):
         stage_app(app / "one", ["deep"], tmp_path / "another")

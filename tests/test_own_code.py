@@ -41,6 +41,12 @@ number = 3
 """
 RULE = """
 import torch
+from blackthorn.strategies import Aggregate
+
+def told(updates, num_corrupt):
+    rows = len(updates)
+    survivors = torch.ones(rows, dtype=torch.bool)
+    return Aggregate(updates.mean(dim=0), torch.full((rows,), 1 / rows), survivors)
 
 def average(updates, num_corrupt):
     return updates.mean(dim=0)
@@ -91,9 +97,10 @@ def final_model(folder: Path) -> list[np.ndarray]:
     return [arrays[name] for name in sorted(arrays)]
 
 
-def test_own_code_that_does_what_ours_does_ends_where_ours_ends(code: Path) -> None:
+@pytest.mark.parametrize("rule", ["average", "told"])
+def test_own_code_that_does_what_ours_does_ends_where_ours_ends(code: Path, rule: str) -> None:
     ours = {"aggregator": "mean", "attack": "sign-flip"}
-    own = {"aggregator": "my_rule.py:average", "attack": "my_attack.py:backwards"}
+    own = {"aggregator": f"my_rule.py:{rule}", "attack": "my_attack.py:backwards"}
     for name, words in (("ours", ours), ("own", own)):
         simulate(configuration(code / name, num_byzantine=1, **words), Console(quiet=True))
     for a, b in zip(final_model(code / "ours"), final_model(code / "own"), strict=True):

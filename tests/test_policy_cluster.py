@@ -1,6 +1,5 @@
 """A policy in a real cluster: kept by the client's own code, whatever comes with the run."""
 
-import shutil
 import sys
 from pathlib import Path
 
@@ -8,7 +7,7 @@ import pytest
 from shared_cluster import shared_cluster
 
 from blackthorn.client_app.client_ledger import ClientLedger
-from blackthorn.launch.app_bundle import PACKAGES
+from blackthorn.launch.app_bundle import COMPONENTS, stage_app
 from blackthorn.launch.byzantine_nodes import cluster_nodes
 from blackthorn.launch.recipes import recipe_config
 from blackthorn.server_app.run_folder import read_metrics
@@ -34,12 +33,10 @@ def test_a_client_with_a_policy_runs_its_own_code_and_stops_at_its_limit(
     """Two clients, the second with a policy of two rounds; the server's code leaves a mark."""
     seen, app = tmp_path / "seen", tmp_path / "app"
     seen.mkdir()
-    for name in PACKAGES:
-        shutil.copytree(repository / name, app / name)
-    shutil.copy(repository / "pyproject.toml", app / "pyproject.toml")
+    stage_app(repository, COMPONENTS, app)
     with (app / "client_app" / "app.py").open("a") as stream:
         stream.write(SPYING.format(folder=str(seen)))
-    monkeypatch.setattr("blackthorn.launch.cluster.app_root", lambda: app)
+    monkeypatch.setattr("blackthorn.launch.cluster.APP_ROOT", app)
     policy = tmp_path / "policy.toml"
     policy.write_text("max-rounds = 2\n")
     config = recipe_config(

@@ -1,6 +1,5 @@
 """The posterior store: bounded, fair, and whole whenever the process ends."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -132,7 +131,6 @@ def test_a_killed_process_leaves_a_whole_store(tmp_path: Path, repository: Path)
         [sys.executable, "-c", WRITER, str(tmp_path / FOLDER)],
         stdout=subprocess.PIPE,
         cwd=repository,
-        env={**os.environ, "PYTHONPATH": str(repository)},
     )
     assert process.stdout is not None
     last = 0

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from digits_runs import configuration, model
-from real_deployment import COMMAND, environment
+from real_deployment import COMMAND
 from rich.console import Console
 from safetensors.numpy import load_file
 
@@ -559,7 +559,6 @@ def test_a_run_that_is_completed_is_one_line_and_exit_status_2(tmp_path: Path) -
     recipe = tmp_path / "run" / "config.toml"
     done = subprocess.run(
         [*COMMAND, "simulate", str(recipe), "--set", f"resume={tmp_path / 'run'}"],
-        env=environment(),
         capture_output=True,
         text=True,
         timeout=120,

@@ -227,8 +227,8 @@ def test_a_store_that_cannot_be_written_ends_the_superlink_and_keeps_what_it_has
 def test_the_server_itself_needs_no_torch() -> None:
     """It only looks after other programs, and holds no half a gigabyte for that."""
     loads = (
-        "import sys; import blackthorn.launch.server, blackthorn.launch.server_programs, blackthorn.launch.service, "
-        "blackthorn.launch.control_api, blackthorn.launch.workplace; sys.exit('torch' in sys.modules)"
+        "import sys; from blackthorn.launch import server, server_programs, service, control_api; "
+        "import blackthorn.launch.workplace; sys.exit('torch' in sys.modules)"
     )
     command = [sys.executable, "-c", loads]
     assert subprocess.run(command, cwd=Path(__file__).parents[1], timeout=120).returncode == 0

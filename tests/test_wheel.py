@@ -16,7 +16,13 @@ from pathlib import Path
 
 import pytest
 
+from blackthorn.installation import code_of
+
 SECONDS = 240.0
+PACKAGES = (
+    *("attacks", "client_app", "experiments", "guard", "launch", "server_app", "simulation"),
+    *("strategies", "tasks"),
+)
 
 # A Flower project after the quickstart, with `strategies` and `attacks` of its own.
 PROJECT = {
@@ -173,16 +179,22 @@ def call(*command: str | Path, **options: object) -> str:
 
 
 @pytest.fixture(scope="module")
-def wheel(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel of the files that git knows or would take in, built apart from the checkout."""
+def source(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The files that git knows or would take in, apart from the checkout."""
     source = tmp_path_factory.mktemp("source")
     listed = call(
         *("git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"), cwd=repository
     )
     for name in filter(None, listed.split("\0")):
-        if (repository / name).is_file():
+        if (repository / name).exists():
             (source / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(repository / name, source / name)
+            shutil.copy2(repository / name, source / name, follow_symlinks=False)
+    return source
+
+
+@pytest.fixture(scope="module")
+def wheel(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel of these files."""
     target = tmp_path_factory.mktemp("wheel")
     build = (sys.executable, "-m", "build", "--wheel", "--no-isolation")
     call(*build, "--outdir", target, source)
@@ -193,18 +205,23 @@ def wheel(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The interpreter of an environment with the wheel installed, and no checkout in sight."""
-    environment = tmp_path_factory.mktemp("environment") / "venv"
+    return installed(tmp_path_factory.mktemp("environment") / "venv", wheel)
+
+
+def installed(environment: Path, *what: str | Path) -> Path:
+    """The interpreter of a new environment with our dependencies, and with `what` installed."""
     call(sys.executable, "-m", "venv", "--without-pip", environment)
     interpreter = environment / "bin" / "python"
-    pip = (sys.executable, "-m", "pip", "--python", interpreter, "install", "-q")
-    call(*pip, "--no-deps", "--no-index", "--disable-pip-version-check", wheel)
     (packages,) = (environment / "lib").glob("python3.*/site-packages")
     # A path file names folders and reads no other path files in them, such as the one that an
     # editable installation of this checkout leaves behind.
     dependencies = [
         path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")
     ]
-    (packages / "dependencies.pth").write_text("\n".join(dependencies) + "\n")
+    (packages / "_dependencies.pth").write_text("\n".join(dependencies) + "\n")
+    pip = (sys.executable, "-m", "pip", "--python", interpreter, "install", "-q")
+    here = ("--ignore-installed", "--no-deps", "--no-index", "--no-build-isolation")
+    call(*pip, *here, "--disable-pip-version-check", *what)
     return interpreter
 
 
@@ -267,18 +284,34 @@ def test_the_wheel_holds_the_app_and_nothing_at_the_top_but_blackthorn(
     assert recipes
     assert recipes <= set(names)
     assert {"blackthorn/pyproject.toml", "blackthorn/README.md", "blackthorn/LICENSE"} <= set(names)
-    for package in (
-        *("attacks", "client_app", "guard", "launch", "server_app", "simulation", "strategies"),
-        "tasks",
-    ):
-        assert f"blackthorn/{package}/__init__.py" in names
+    modules = {
+        f"blackthorn/{path.relative_to(repository).as_posix()}"
+        for package in PACKAGES
+        for path in (repository / package).rglob("*.py")
+    }
+    own = {"__init__", "__main__", "installation"}
+    assert {name for name in names if name.endswith(".py")} == modules | {
+        f"blackthorn/{name}.py" for name in own
+    }
+    assert len(names) == len(set(names))
     assert not [name for name in names if "__pycache__" in name or "/tests/" in name]
+
+
+def test_a_source_distribution_gives_the_same_wheel(
+    wheel: Path, source: Path, tmp_path: Path
+) -> None:
+    call(sys.executable, "-m", "build", "--no-isolation", "--outdir", tmp_path, source)
+    with zipfile.ZipFile(wheel) as archive, zipfile.ZipFile(tmp_path / wheel.name) as other:
+        assert sorted(other.namelist()) == sorted(archive.namelist())
+        for name in archive.namelist():
+            assert other.read(name) == archive.read(name), name
 
 
 def test_the_images_are_built_from_all_that_the_wheel_holds(repository: Path) -> None:
     project = tomllib.loads((repository / "pyproject.toml").read_text())
-    wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
-    needed = {*wheel["packages"], *wheel["force-include"]}
+    (package,) = project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+    links = [path for path in (repository / package).iterdir() if path.is_symlink()]
+    needed = {package, *(path.resolve().relative_to(repository).as_posix() for path in links)}
     assert {"guard", "strategies", "pyproject.toml"} <= needed
     let_through = {
         line.removeprefix("!")
@@ -286,6 +319,39 @@ def test_the_images_are_built_from_all_that_the_wheel_holds(repository: Path) ->
         if line.startswith("!")
     }
     assert needed - let_through == set()
+
+
+SAME = """
+import importlib, importlib.util, json, sys
+from blackthorn.installation import CODE
+from blackthorn.simulation import engine
+from blackthorn.strategies import Aggregate
+from blackthorn.strategies.aggregation import Aggregate as the_same
+assert Aggregate is the_same
+for package in sys.argv[1:]:
+    importlib.import_module(f"blackthorn.{package}")
+print(json.dumps([CODE, [p for p in sys.argv[1:] if importlib.util.find_spec(p) is not None]]))
+"""
+
+
+def test_a_wheel_and_a_checkout_have_the_same_code_under_one_name(
+    python: Path, source: Path, tmp_path: Path
+) -> None:
+    """Installed either way: all is there as `blackthorn`, and nothing under a name of its own."""
+    surroundings = environment(tmp_path)
+    editable = installed(tmp_path / "venv", "--editable", source)
+    for interpreter in (python, editable):
+        said = call(interpreter, "-c", SAME, *PACKAGES, cwd=tmp_path, env=surroundings)
+        assert json.loads(said) == [code_of(source / "blackthorn"), []]
+
+
+def test_other_code_is_another_one(source: Path, tmp_path: Path) -> None:
+    there = tmp_path / "blackthorn"
+    shutil.copytree(source / "blackthorn", there)
+    assert code_of(there) == code_of(source / "blackthorn")
+    with (there / "attacks" / "registry.py").open("a") as stream:
+        stream.write("\n")
+    assert code_of(there) != code_of(source / "blackthorn")
 
 
 def test_in_a_project_with_strategies_of_its_own(python: Path, project: Path) -> None:
