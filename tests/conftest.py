@@ -21,9 +21,13 @@ signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 @pytest.fixture(autouse=True)
 def audible() -> Iterator[None]:
-    """A simulation quiets the log of the process that it is alone in; tests are many in one."""
+    """A simulation quiets the log of the process that it is alone in, a ServerApp has it printed;
+    tests are many in one."""
+    logger = logging.getLogger("blackthorn")
+    handlers = list(logger.handlers)
     yield
-    logging.getLogger("blackthorn").setLevel(logging.NOTSET)
+    logger.setLevel(logging.NOTSET)
+    logger.handlers[:] = handlers
 
 
 @pytest.fixture(scope="session")

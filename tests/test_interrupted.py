@@ -1,8 +1,6 @@
 """A ServerApp that is started a second time finds its run, and goes on with it."""
 
-import logging
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +27,8 @@ RUN = 2**63 + 7
 
 
 @pytest.fixture(autouse=True)
-def notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(NOTES_VARIABLE, str(tmp_path / "notes"))
-    logger = logging.getLogger("blackthorn")
-    level, handlers = logger.level, list(logger.handlers)
-    yield
-    # The ServerApp sets up the log of its process.
-    logger.setLevel(level)
-    logger.handlers[:] = handlers
 
 
 def configuration(folder: Path, **options: Any) -> RunConfig:

@@ -234,7 +234,7 @@ def test_calibrate_dp_prints_z_under_every_accountant(blackthorn: Command) -> No
     budget = ("--epsilon", "5", "--delta", "1e-5", "--sample-rate", "0.2", "--rounds", "50")
     assert blackthorn("calibrate", "dp", *budget) == 0
     for name, golden in {"rdp": 1.664, "prv": 1.555, "pld": 1.555}.items():
-        assert blackthorn.number(rf"{name} +(\S+)") == pytest.approx(golden, rel=0.01)
+        assert blackthorn.number(rf"(?m)^{name} +(\S+)") == pytest.approx(golden, rel=0.01)
     assert blackthorn("calibrate", "dp", *budget, "--accountant", "rdp") == 0
     assert "prv" not in blackthorn.out
 
