@@ -220,7 +220,7 @@ def _federate(
         lambda: sample_privacy_entry(config, strategy.rounds_begun),
     )
     folder.set_spent(lambda: spent_so_far(strategy))
-    folder.keep_states(strategy.state)
+    folder.keep_states(strategy.state, lambda: strategy.between_rounds)
     try:
         result = strategy.start(
             with_simulated_attack(config, grid),

@@ -1,5 +1,6 @@
 """The run folder: config.toml, what every round did, checkpoints, plots and summary.json."""
 
+import contextlib
 import json
 import os
 import time
@@ -30,7 +31,8 @@ from blackthorn.server_app.folder_place import (
 from blackthorn.server_app.line_log import LineLog, finite
 from blackthorn.server_app.privacy_checks import claims_privacy, claims_sample_privacy
 from blackthorn.server_app.round_entries import operator_entry, round_entry
-from blackthorn.server_app.run_counts import Counts, cohort_of, failures_in
+from blackthorn.server_app.run_counts import Counts, failures_in
+from blackthorn.server_app.run_states import RunStates
 from blackthorn.server_app.state_files import (
     Saved,
     forget_after,
@@ -42,11 +44,6 @@ from blackthorn.server_app.tracking import Tracker
 from blackthorn.strategies import RoundReport
 from blackthorn.strategies.durable_file import replace_file
 from blackthorn.strategies.run_state import RunState
-
-# A state takes some milliseconds: no more often than this where rounds are as quick as that.
-STATE_SECONDS = 0.25
-# ... and where a large model's state takes longer, at most this share of a run's time.
-STATE_SHARE = 0.05
 
 
 class ExtraFields(Protocol):
@@ -86,8 +83,7 @@ class RunFolder:
         self._config = config
         self._extra = extra
         self._trackers = trackers
-        self._began = self._last_state = time.monotonic()
-        self._state_took = 0.0
+        self._began = time.monotonic()
         self._counts = Counts()
         self._output_round: int | None = None
         # What summary.json says of posterior samples; None for runs without.
@@ -98,7 +94,7 @@ class RunFolder:
         self._privacy: Callable[[], dict[str, Any] | None] = lambda: None
         self._sample_privacy: Callable[[], dict[str, Any] | None] = lambda: None
         self._spent: Callable[[], Mapping[str, Any]] = dict
-        self._state: Callable[[], RunState] | None = None
+        self._states = RunStates(path, config, self._beside_state)
         create_folder(path, config)
         self._logs: dict[str, LineLog] = {}
         try:
@@ -132,7 +128,7 @@ class RunFolder:
         self._counts.add(report)
         lines = {METRICS: entry, **_beside(report)}
         # First the state, which holds the lines: what is missing after it can be made up for.
-        self._save_state(report, lines)
+        self._states.after_round(report, lines)
         self._append(lines)
         for tracker in self._trackers:
             tracker.round(entry)
@@ -160,36 +156,19 @@ class RunFolder:
         for log in self._logs.values():
             log.sync()
 
-    def keep_states(self, state: Callable[[], RunState]) -> None:
-        """Where the run stands; asked for after every round of which a state is written."""
-        self._state = state
+    def keep_states(
+        self, state: Callable[[], RunState], between_rounds: Callable[[], bool]
+    ) -> None:
+        """Where the run stands; asked for after every round of which a state is written, and when
+        the run is stopped, if it is between two rounds then."""
+        self._states.keep(state, between_rounds)
 
-    def _save_state(self, report: RoundReport, lines: Mapping[str, Mapping[str, Any]]) -> None:
-        if self._state is None or not self._is_due(report.server_round):
-            return
-        began = time.monotonic()
+    def _beside_state(self) -> tuple[Mapping[str, np.ndarray], Mapping[str, Any]]:
+        """What a state holds of this object."""
         self._sync_lines()
         arrays, extra = self._extra.state()
-        values = {
-            "counts": self._counts.values(),
-            "seconds": time.monotonic() - self._began,
-            "extra": extra,
-            "lines": lines,
-            "report": cohort_of(report),
-        }
-        config = to_mapping(self._config.model_copy(update={"resume": ""}))
-        write_saved(self.path, Saved(self._state(), arrays, values, config))
-        self._last_state = time.monotonic()
-        self._state_took = self._last_state - began
-
-    def _is_due(self, server_round: int) -> bool:
-        every = self._config.state_every
-        if server_round == 0 or every == 0:
-            return False
-        if every > 0:
-            return server_round % every == 0
-        pause = max(STATE_SECONDS, self._state_took / STATE_SHARE)
-        return time.monotonic() - self._last_state >= pause
+        seconds = time.monotonic() - self._began
+        return arrays, {"counts": self._counts.values(), "seconds": seconds, "extra": extra}
 
     def _go_on(self, saved: Saved, own: Mapping[str, Any]) -> None:
         """Bring the files to where the run stood after the state's round."""
@@ -248,7 +227,12 @@ class RunFolder:
         self._hide_times(path)
 
     def finish(self, status: str, reason: str = "") -> dict[str, Any]:
-        """Write summary.json and return what it holds; `status` is completed or failed."""
+        """Write summary.json and return what it holds; `status` is completed or failed: then first
+        a last state, where the run can go on."""
+        if status != "completed":
+            # On a full disk the summary is what matters.
+            with contextlib.suppress(OSError):
+                self._states.at_stop()
         sample = self._sample_privacy()
         summary: dict[str, Any] = {
             **_what_ran(self._config),

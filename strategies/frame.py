@@ -167,6 +167,9 @@ class FederatedStrategy(Strategy):
         # How often clients were asked to train: in a resumed run more often than there are rounds.
         self.rounds_begun = 0
         self.output_round = 0
+        # Whether `state` is whole: not from a round's first change of the model or of what
+        # accounts for it until the observers have seen the round.
+        self.between_rounds = False
         self._broadcast = _Broadcast(0, [], [], 0.0, 0.0)
         self._evaluation = _Broadcast(0, [], [], 0.0, 0.0)
 
@@ -284,9 +287,12 @@ class FederatedStrategy(Strategy):
         if from_state is None:
             metrics = self._evaluate_initial(result, initial_arrays, evaluate_fn)
             self._iterates.see(0, initial_arrays, metrics)
+        self.between_rounds = True
         for server_round in range(self._round + 1, num_rounds + 1):
             self._send_round(server_round, train_config, grid, timeout)
-            report = self._close_round(self._collect(grid, timeout))
+            inbox = self._collect(grid, timeout)
+            self.between_rounds = False
+            report = self._close_round(inbox)
             result.train_metrics_clientapp[server_round] = report.metric_record()
             if server_round % self._evaluate_every == 0 or server_round == num_rounds:
                 self._evaluate(report, result, grid, timeout, evaluate_config, evaluate_fn)
@@ -299,6 +305,7 @@ class FederatedStrategy(Strategy):
             # Before the observers, who may write down the state.
             self._quorum_watch.count(report)
             self._publish(report)
+            self.between_rounds = True
             self._quorum_watch.check(report)
             if self.must_stop():
                 break
@@ -308,16 +315,19 @@ class FederatedStrategy(Strategy):
     def state(self) -> RunState:
         """Where the run stands after the round that was published last, for `start`.
 
-        The arrays are views: write them down before the next round begins.
+        To be asked for by the round's observers, or where `between_rounds` holds: in the next
+        round model and ledger move apart. The arrays are views: write them down before.
         """
         model, iterates = self._require_model(), self._iterates
+        # The round that clients are being asked for is not on record: who goes on counts it.
+        under_way = self._broadcast.server_round > self._round
         arrays = model.moving_parts()
         if iterates.server_round != self._round:
             arrays["output"] = model.vector(iterates.arrays).numpy()
         values = {
             "local_lr": self._local_lr,
             "accuracy": self._accuracy,
-            "rounds_begun": self.rounds_begun,
+            "rounds_begun": self.rounds_begun - under_way,
             "below_quorum": self._quorum_watch.in_a_row,
             "clients": self._registry.values(),
             "output": iterates.values(),

@@ -19,7 +19,7 @@ from rich.console import Console
 from safetensors.numpy import load_file
 
 from blackthorn.launch.simulate import simulate
-from blackthorn.server_app import run_folder
+from blackthorn.server_app import run_states
 from blackthorn.server_app.config import ConfigError, RunConfig, make_config, read_recipe
 from blackthorn.server_app.line_log import LineLog
 from blackthorn.server_app.run import prepare
@@ -144,7 +144,7 @@ def killed_copy(
     def copy() -> None:
         shutil.copytree(whole, dead)
 
-    real = run_folder.write_saved
+    real = run_states.write_saved
 
     def write(path: Path, saved: Saved) -> None:
         it_is_time = saved.state.server_round == after
@@ -159,7 +159,7 @@ def killed_copy(
             copy()
 
     with monkeypatch.context() as patch:
-        patch.setattr(run_folder, "write_saved", write)
+        patch.setattr(run_states, "write_saved", write)
         run(settings(whole, **options), [see])
     assert dead.exists()
     if (dead / "ledger.json").exists():
@@ -304,8 +304,8 @@ def test_by_default_states_are_so_far_apart_that_they_cost_little(
     goes on from the last."""
 
     def states(folder: Path, seconds: float, share: float = 1e9) -> set[str]:
-        monkeypatch.setattr(run_folder, "STATE_SECONDS", seconds)
-        monkeypatch.setattr(run_folder, "STATE_SHARE", share)
+        monkeypatch.setattr(run_states, "STATE_SECONDS", seconds)
+        monkeypatch.setattr(run_states, "STATE_SHARE", share)
         seen: set[str] = set()
 
         def look(report: RoundReport) -> None:

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from blackthorn.launch.cluster import _deployed
 from blackthorn.launch.simulate import simulate
-from blackthorn.server_app import run_folder
+from blackthorn.server_app import run_states
 from blackthorn.server_app.config import ConfigError
 from blackthorn.server_app.line_log import LineLog
 from blackthorn.server_app.privacy import privacy_of_dead_run
@@ -60,7 +60,7 @@ def resume(folder: Path, options: dict[str, Any], console: Console | None = None
 def kill(folder: Path, options: dict[str, Any], at: int, again: bool = False) -> None:
     """A run, or a resumed one, that dies when round `at` is released and before its state is on
     disk: the round is charged, and will be done again."""
-    real = run_folder.write_saved
+    real = run_states.write_saved
 
     def write(path: Path, saved: Saved) -> None:
         if saved.state.server_round == at:
@@ -68,7 +68,7 @@ def kill(folder: Path, options: dict[str, Any], at: int, again: bool = False) ->
         real(path, saved)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run_folder, "write_saved", write)
+        patch.setattr(run_states, "write_saved", write)
         with pytest.raises(Killed):
             (resume if again else start)(folder, options)
     # SIGKILL leaves no time to write one.

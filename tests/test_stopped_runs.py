@@ -1,0 +1,191 @@
+"""A run that is stopped (Ctrl-C, SIGTERM) leaves a state of its last whole round: what it has done
+is neither done nor charged again. Inside a round it leaves none, since half a state would be wrong.
+"""
+
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from digits_runs import configuration, model
+from rich.console import Console
+
+from blackthorn.launch.simulate import simulate
+from blackthorn.server_app import run_states
+from blackthorn.server_app.run_folder import read_summary
+from blackthorn.server_app.state_files import read_saved
+from blackthorn.strategies.entropy import SeededRandomness
+from blackthorn.strategies.frame import FederatedStrategy
+from blackthorn.strategies.global_model import GlobalModel
+from blackthorn.strategies.ledger import Ledger, read_charges
+from blackthorn.strategies.private_averaging import PrivateAveraging
+from blackthorn.strategies.reports import RoundReport
+
+ROUNDS, STOPPED = 5, 4
+CLAIM: dict[str, Any] = {
+    "algorithm": "dp-normfedavg",
+    "noise_multiplier": 0.7,
+    "clip_norm": 2.0,
+    "participation": "poisson",
+    "sample_rate": 0.5,
+    "instruments": False,
+    "num_server_rounds": ROUNDS,
+}
+PLAIN: dict[str, Any] = {"num_server_rounds": ROUNDS, "server_momentum": 0.9}
+
+
+@pytest.fixture(autouse=True)
+def only_the_first_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a run whose rounds are quick beside the time between two states."""
+    monkeypatch.setattr(run_states, "STATE_SECONDS", 600.0)
+
+
+@pytest.fixture
+def seeded_entropy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the place of the operating system's entropy, so that two runs can be compared."""
+
+    def randomness(strategy: PrivateAveraging, server_round: int, stream: int) -> SeededRandomness:
+        del strategy
+        return SeededRandomness(11, server_round, stream)
+
+    monkeypatch.setattr(PrivateAveraging, "_randomness", randomness)
+
+
+def run(folder: Path, **options: Any) -> None:
+    simulate(configuration(folder, **options), Console(quiet=True))
+
+
+def stop_while_replies_are_awaited(patch: pytest.MonkeyPatch) -> None:
+    collect = FederatedStrategy._collect
+
+    def collect_or_stop(strategy: FederatedStrategy, *arguments: Any) -> Any:
+        if strategy._broadcast.server_round == STOPPED:
+            raise KeyboardInterrupt
+        return collect(strategy, *arguments)
+
+    patch.setattr(FederatedStrategy, "_collect", collect_or_stop)
+
+
+def stop_when_charged(patch: pytest.MonkeyPatch) -> None:
+    charge = Ledger.charge
+
+    def charge_and_stop(ledger: Ledger, release: Any) -> None:
+        charge(ledger, release)
+        if ledger.rounds == STOPPED:
+            raise SystemExit(128 + signal.SIGTERM)
+
+    patch.setattr(Ledger, "charge", charge_and_stop)
+
+
+def stop_when_the_model_has_moved(patch: pytest.MonkeyPatch) -> None:
+    step, steps = GlobalModel.step, []
+
+    def step_and_stop(*arguments: Any) -> None:
+        step(*arguments)
+        steps.append(arguments)
+        if len(steps) == STOPPED:
+            raise KeyboardInterrupt
+
+    patch.setattr(GlobalModel, "step", step_and_stop)
+
+
+def stopped(folder: Path, how: Callable[[pytest.MonkeyPatch], None], **options: Any) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        how(patch)
+        with pytest.raises((KeyboardInterrupt, SystemExit)):
+            run(folder, **options)
+    assert (read_summary(folder) or {})["status"] == "failed"
+
+
+def charged(folder: Path) -> int:
+    return sum(rounds for _, rounds in read_charges(folder / "ledger.json"))
+
+
+@pytest.mark.usefixtures("seeded_entropy")
+@pytest.mark.parametrize("options", [CLAIM, PLAIN], ids=["claim", "momentum"])
+def test_what_was_done_is_not_done_again(tmp_path: Path, options: dict[str, Any]) -> None:
+    whole, folder = tmp_path / "whole", tmp_path / "run"
+    run(whole, **options)
+    stopped(folder, stop_while_replies_are_awaited, **options)
+    run(folder, resume=str(folder), **options)
+    summary = read_summary(folder)
+    assert summary is not None
+    assert (summary["status"], summary["resumed_after"]) == ("completed", [STOPPED - 1])
+    np.testing.assert_array_equal(model(whole), model(folder))
+    if options is CLAIM:
+        assert charged(folder) == ROUNDS
+        assert summary["privacy"]["rounds_charged"] == ROUNDS
+
+
+@pytest.mark.usefixtures("seeded_entropy")
+@pytest.mark.parametrize("how", [stop_when_charged, stop_when_the_model_has_moved])
+def test_half_a_round_leaves_no_state(
+    tmp_path: Path, how: Callable[[pytest.MonkeyPatch], None]
+) -> None:
+    """The ledger holds a round that the model has not had, or the other way round."""
+    stopped(tmp_path / "run", how, **CLAIM)
+    assert charged(tmp_path / "run") == STOPPED
+    saved = read_saved(tmp_path / "run")
+    assert saved is not None
+    assert saved.state.server_round == 0
+    run(tmp_path / "run", resume=str(tmp_path / "run"), **CLAIM)
+    assert charged(tmp_path / "run") == STOPPED + ROUNDS
+
+
+def test_an_observer_that_was_stopped_has_not_seen_the_round(tmp_path: Path) -> None:
+    def stop(report: RoundReport) -> None:
+        if report.server_round == STOPPED:
+            raise KeyboardInterrupt
+
+    config = configuration(tmp_path, **PLAIN)
+    with pytest.raises(KeyboardInterrupt):
+        simulate(config, Console(quiet=True), observers=[stop])
+    saved = read_saved(tmp_path)
+    assert saved is not None
+    assert saved.state.server_round == 0
+
+
+def test_a_client_is_not_taken_to_have_sent_more_than_it_was_asked_for(tmp_path: Path) -> None:
+    """The round under way when the run was stopped is counted once, and done again."""
+    options = {**CLAIM, "noise_location": "client"}
+    stopped(tmp_path, stop_while_replies_are_awaited, **options)
+    run(tmp_path, resume=str(tmp_path), **options)
+    summary = read_summary(tmp_path)
+    assert summary is not None
+    assert summary["privacy"]["local"]["rounds"] == ROUNDS + 1
+
+
+def test_without_states_none_is_left(tmp_path: Path) -> None:
+    stopped(tmp_path, stop_while_replies_are_awaited, **PLAIN, state_every=0)
+    assert not (tmp_path / "state").exists()
+
+
+# A liar who, in the fourth round, has the process told to stop.
+STOPS = """
+import os, signal
+calls = []
+
+def stop(own, *, num_clients, generator, honest=None):
+    calls.append(own)
+    if len(calls) == 4:
+        os.kill(os.getpid(), signal.{name})
+    return own
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_is_such_a_stop(repository: Path, tmp_path: Path, number: signal.Signals) -> None:
+    (tmp_path / "own.py").write_text(STOPS.format(name=number.name))
+    settings = [f"attack={tmp_path}/own.py:stop", "num-byzantine=1", "state-every=1000"]
+    command = [sys.executable, "-m", "blackthorn", "simulate", "recipes/demo.toml", "--quiet"]
+    command += [part for setting in settings for part in ("--set", setting)]
+    command += ["--output-dir", str(tmp_path / "run")]
+    stopped = subprocess.run(command, cwd=repository, capture_output=True, timeout=120)
+    assert stopped.returncode == 128 + number
+    saved = read_saved(tmp_path / "run")
+    assert saved is not None
+    assert saved.state.server_round == STOPPED - 1
