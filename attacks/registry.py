@@ -13,10 +13,11 @@ import numpy as np
 from flwr.app import Message
 from torch import Tensor, as_tensor
 
+from blackthorn.settings.own_code import failure, is_own_code, own_function
+
 from . import distance_attacks, vector_attacks
 from .label_flip import flip_labels
 from .misbehaviour import REPLY_ATTACKS
-from .own_code import failure, is_own_code, own_function
 from .vector_attacks import VectorFunction
 
 Kind = Literal["vector", "data", "reply"]

@@ -14,7 +14,7 @@ import torch
 from flwr.app import ArrayRecord
 
 from benchmarks.workloads import WORKLOADS, Workload
-from blackthorn.server_app.config import RunConfig, make_config
+from blackthorn.settings.config import RunConfig, make_config
 from blackthorn.simulation.engine import EngineGrid
 from blackthorn.strategies import GFedAvg
 from blackthorn.strategies.participation import FixedParticipation

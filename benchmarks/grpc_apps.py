@@ -12,8 +12,8 @@ from flwr.app import ArrayRecord, Context
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 
-from blackthorn.server_app.config import make_config
 from blackthorn.server_app.run import execute, prepare
+from blackthorn.settings.config import make_config
 from blackthorn.strategies.delivery import poll_interval
 from blackthorn.strategies.reports import RoundReport
 

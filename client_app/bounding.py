@@ -2,7 +2,7 @@
 
 import torch
 
-from blackthorn.server_app.config import RunConfig
+from blackthorn.settings.config import RunConfig
 from blackthorn.strategies.bounding import clip, normalize, row_norms
 from blackthorn.strategies.local_rule import (
     BOUND,

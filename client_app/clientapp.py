@@ -7,7 +7,7 @@ import torch
 from flwr.app import ConfigRecord, Context, Message
 from flwr.clientapp import ClientApp
 
-from blackthorn.server_app.config import RunConfig, make_config
+from blackthorn.settings.config import RunConfig, make_config
 from blackthorn.strategies.local_rule import LANGEVIN
 from blackthorn.tasks.evaluation import evaluate
 

@@ -2,8 +2,8 @@
 
 from blackthorn.client_app.disclosure import PublicRefusal
 from blackthorn.client_app.messages import RoundRequest
-from blackthorn.server_app.config import RunConfig, clip_units, noise_shares
-from blackthorn.server_app.privacy_checks import is_noised
+from blackthorn.settings.config import RunConfig, clip_units, noise_shares
+from blackthorn.settings.privacy_checks import is_noised
 from blackthorn.strategies.local_rule import (
     BOUND,
     CLIP_GRADIENT,

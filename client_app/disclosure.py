@@ -13,8 +13,8 @@ from typing import Literal
 from flwr.app import ConfigRecord, Context, Message, MetricRecord
 from flwr.clientapp.typing import ClientAppCallable
 
-from blackthorn.server_app.config import RunConfig, make_config
-from blackthorn.server_app.privacy_checks import claims_privacy, claims_sample_privacy
+from blackthorn.settings.config import RunConfig, make_config
+from blackthorn.settings.privacy_checks import claims_privacy, claims_sample_privacy
 from blackthorn.strategies.local_rule import RULE
 
 from .messages import NUM_EXAMPLES, PROBLEM

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from blackthorn.server_app.config import RunConfig
-from blackthorn.server_app.privacy_checks import claims_sample_privacy
+from blackthorn.settings.config import RunConfig
+from blackthorn.settings.privacy_checks import claims_sample_privacy
 from blackthorn.strategies.accounting import Charge, Figure, Release, spent
 from blackthorn.strategies.bounding import clip
 from blackthorn.strategies.entropy import Randomness, SeededRandomness, SystemRandomness

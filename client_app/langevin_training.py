@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from blackthorn.server_app.config import RunConfig
+from blackthorn.settings.config import RunConfig
 from blackthorn.strategies.langevin import Langevin, step_size
 from blackthorn.strategies.local_rule import (
     PRIOR_PRECISION,

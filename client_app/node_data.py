@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
-from blackthorn.server_app.config import RunConfig
+from blackthorn.settings.config import RunConfig
 from blackthorn.tasks.datasets import Examples
 from blackthorn.tasks.labelled import LabelledTask
 from blackthorn.tasks.own_data import load_own_data

@@ -9,7 +9,7 @@ from flwr.app import ConfigRecord, Context, Message
 from flwr.clientapp.typing import ClientAppCallable
 
 from blackthorn.installation import difference
-from blackthorn.server_app.config import ConfigError, RunConfig, make_config
+from blackthorn.settings.config import ConfigError, RunConfig, make_config
 from blackthorn.strategies.enrolment import SERVER_CODE
 from blackthorn.strategies.screening import one_line
 

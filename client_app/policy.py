@@ -13,16 +13,15 @@ from typing import Annotated, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from blackthorn.server_app.config import (
+from blackthorn.settings.config import (
     AlgorithmName,
     ConfigError,
     RunConfig,
     check_known,
     kebab,
-    may_be_own_code,
     one_line,
 )
-from blackthorn.server_app.rounding import upward
+from blackthorn.settings.rounding import upward
 from blackthorn.strategies.accounting import LEAST_DELTA, Charge, Release, spent
 from blackthorn.tasks.labelled import example_form, parse_input_shape
 from blackthorn.tasks.own_data import load_own_data
@@ -123,7 +122,7 @@ class Policy(BaseModel):
                 f"algorithm = {config.algorithm} is not among the client's algorithms",
                 f"algorithm = {config.algorithm} is not allowed: {', '.join(self.algorithms)}",
             )
-        if may_be_own_code(config.model):
+        if ":" in config.model:
             raise PolicyRefusal(f"model = {config.model}: the client runs no code of the server's")
         self._check_examples(config)
         self._check_claim(config)

@@ -21,8 +21,8 @@ from blackthorn.experiments.study import (
     series,
     spread,
 )
-from blackthorn.server_app.config import make_config
 from blackthorn.server_app.figures import CYCLE, legend_above, new_figure
+from blackthorn.settings.config import make_config
 from blackthorn.strategies.reports import RoundReport
 from blackthorn.tasks.datasets import Examples
 from blackthorn.tasks.evaluation import evaluate

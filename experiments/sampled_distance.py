@@ -10,8 +10,8 @@ from blackthorn.experiments.exact_distance import distance
 from blackthorn.experiments.finding import Claim, Finding, between
 from blackthorn.experiments.gaussian_chain import chain, energies, full, scheme_1, stationary
 from blackthorn.experiments.study import Cell, Context, Numbers, Scale, Section, Table, Value
-from blackthorn.server_app.config import RunConfig, make_config
 from blackthorn.server_app.run import execute, prepare
+from blackthorn.settings.config import RunConfig, make_config
 from blackthorn.simulation.engine import EngineGrid
 from blackthorn.tasks.bayes_linear import BayesLinear
 from blackthorn.tasks.problem import load_problem

@@ -6,7 +6,7 @@ from typing import Any
 from blackthorn.experiments.engine_run import EngineRun, run_alone
 from blackthorn.experiments.finding import Claim, Finding
 from blackthorn.experiments.study import Cell, Context, Numbers, Scale, Section, Table, Value
-from blackthorn.server_app.config import make_config
+from blackthorn.settings.config import make_config
 from blackthorn.strategies.reports import RoundReport
 from blackthorn.tasks.problem import load_problem
 

@@ -3,7 +3,7 @@
 import ipaddress
 from dataclasses import dataclass
 
-from blackthorn.server_app.config import ConfigError
+from blackthorn.settings.config import ConfigError
 
 
 @dataclass(frozen=True)

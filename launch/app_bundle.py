@@ -11,7 +11,7 @@ from pathlib import Path
 import tomli_w
 
 from blackthorn.installation import CODE, SENT_FROM
-from blackthorn.server_app.config import may_be_own_code
+from blackthorn.settings.own_code import copy_name, is_own_code
 
 Scalar = str | int | float | bool
 
@@ -65,10 +65,6 @@ def bundle_own_code(
     changed = dict(run_config)
     for key in keys:
         name = str(run_config.get(key))
-        if not may_be_own_code(name):
-            continue
-        from blackthorn.attacks.own_code import copy_name, is_own_code
-
         if not is_own_code(name):
             continue
         file, _, function = name.rpartition(":")

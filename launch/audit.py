@@ -5,7 +5,7 @@ import logging
 from rich.console import Console
 
 from blackthorn.launch.progress import step_progress
-from blackthorn.server_app.config import ConfigError, RunConfig
+from blackthorn.settings.config import ConfigError, RunConfig
 from blackthorn.simulation.privacy_audit import AuditResult
 from blackthorn.simulation.privacy_audit import audit as run_audit
 

@@ -11,7 +11,7 @@ from blackthorn.attacks.flwr_clientapp import ATTACK_VARIABLE
 from blackthorn.attacks.rogue.__main__ import check_behaviours
 from blackthorn.launch.deployment import DeploymentError, Node
 from blackthorn.launch.flower_programs import OWN_CLIENTAPP
-from blackthorn.server_app.config import ConfigError, RunConfig
+from blackthorn.settings.config import ConfigError, RunConfig
 
 BYZANTINE_PROGRAM = "blackthorn.attacks.flwr_clientapp:main"
 ROGUE_PROGRAM = "blackthorn.attacks.rogue.__main__:main"

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from rich.console import Console
 
-from blackthorn.server_app.config import ConfigError
-from blackthorn.server_app.rounding import upward
+from blackthorn.settings.config import ConfigError
+from blackthorn.settings.rounding import upward
 
 if TYPE_CHECKING:
     from blackthorn.strategies.accounting import Accountant, Release

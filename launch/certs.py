@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from blackthorn.server_app.config import ConfigError
+from blackthorn.settings.config import ConfigError
 
 
 def certs(

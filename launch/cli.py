@@ -25,8 +25,8 @@ from blackthorn.launch.register import register, unregister
 from blackthorn.launch.run_remote import follow, run, stop
 from blackthorn.launch.server import server
 from blackthorn.launch.status import status
-from blackthorn.server_app.config import ConfigError, config_keys
-from blackthorn.server_app.rounding import upward
+from blackthorn.settings.config import ConfigError, config_keys
+from blackthorn.settings.rounding import upward
 
 app = typer.Typer(
     name="blackthorn",

@@ -12,7 +12,7 @@ from blackthorn.launch.flower_programs import OWN_CLIENTAPP
 from blackthorn.launch.folders import make_folder
 from blackthorn.launch.operator_options import IKnow, Insecure
 from blackthorn.launch.service import say
-from blackthorn.server_app.config import ConfigError
+from blackthorn.settings.config import ConfigError
 
 
 def client(

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from blackthorn.server_app.config import ConfigError
+from blackthorn.settings.config import ConfigError
 
 
 def make_folder(folder: Path, option: str) -> None:

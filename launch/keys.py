@@ -2,7 +2,7 @@
 
 from typing import Any, Literal, get_args, get_origin
 
-from blackthorn.server_app.config import RunConfig, server_keys, to_mapping
+from blackthorn.settings.config import RunConfig, server_keys, to_mapping
 
 
 def key_lines() -> list[str]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from blackthorn.launch.addresses import Address, check_insecure, parse_address
-from blackthorn.server_app.config import ConfigError
+from blackthorn.settings.config import ConfigError
 
 if TYPE_CHECKING:
     import grpc

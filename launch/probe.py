@@ -9,7 +9,7 @@ import socket
 import ssl
 from pathlib import Path
 
-from blackthorn.server_app.config import ConfigError
+from blackthorn.settings.config import ConfigError
 
 from .addresses import Address
 from .supervisor import NotYet

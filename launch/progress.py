@@ -9,7 +9,7 @@ from typing import Any, Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from blackthorn.server_app.rounding import upward
+from blackthorn.settings.rounding import upward
 
 
 def round_line(entry: Mapping[str, Any], num_rounds: int) -> str:

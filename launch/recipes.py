@@ -4,14 +4,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from blackthorn.server_app.config import (
-    OWN_CODE_KEYS,
+from blackthorn.settings.config import (
     RunConfig,
     make_config,
-    may_be_own_code,
     parse_setting,
     read_recipe,
 )
+from blackthorn.settings.own_code import OWN_CODE_KEYS, absolute
 
 
 def recipe_config(
@@ -30,9 +29,7 @@ def recipe_config(
     values.update({key: value for key, value in (options or {}).items() if value is not None})
     for key in OWN_CODE_KEYS:
         name = values.get(key)
-        if may_be_own_code(name):
-            from blackthorn.attacks.own_code import absolute
-
+        if isinstance(name, str):
             folders = (Path.cwd(), *([] if recipe is None else [recipe.absolute().parent]))
             values[key] = absolute(name, *folders)
     return make_config(values)

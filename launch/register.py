@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from blackthorn.launch.operator_options import DEFAULT_SERVER, Server, connection
-from blackthorn.server_app.config import ConfigError
+from blackthorn.settings.config import ConfigError
 
 if TYPE_CHECKING:
     from blackthorn.launch.control_api import ControlApi

@@ -26,7 +26,7 @@ from blackthorn.experiments.runner import Progress as Measured
 from blackthorn.experiments.store import Store
 from blackthorn.experiments.study import Experiment, Paper, Scale, Section
 from blackthorn.launch.progress import time_left
-from blackthorn.server_app.config import ConfigError
+from blackthorn.settings.config import ConfigError
 from blackthorn.tasks.datasets import DataUnavailable
 
 PAPERS: dict[str, Paper] = {

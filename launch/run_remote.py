@@ -21,7 +21,7 @@ from blackthorn.launch.operator_options import (
     connection,
 )
 from blackthorn.launch.output import again_with_resume
-from blackthorn.server_app.config import ConfigError, RunConfig
+from blackthorn.settings.config import ConfigError, RunConfig
 
 if TYPE_CHECKING:
     from blackthorn.launch.control_api import ControlApi, RunStatus
@@ -188,9 +188,10 @@ def _submit(config: RunConfig, to: Connection) -> int:
     from blackthorn.launch.app_bundle import COMPONENTS
     from blackthorn.launch.submission import submit
     from blackthorn.launch.workplace import QUIET, write_connection
-    from blackthorn.server_app.config import OWN_CODE_KEYS, may_be_own_code, to_mapping
+    from blackthorn.settings.config import to_mapping
+    from blackthorn.settings.own_code import OWN_CODE_KEYS
 
-    if any(may_be_own_code(getattr(config, key)) for key in OWN_CODE_KEYS):
+    if any(":" in getattr(config, key) for key in OWN_CODE_KEYS):
         from blackthorn.server_app.build import check_names
 
         check_names(config)

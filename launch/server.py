@@ -13,7 +13,7 @@ import typer
 from blackthorn.launch.addresses import Address, check_insecure, is_loopback, parse_address
 from blackthorn.launch.folders import make_folder
 from blackthorn.launch.operator_options import IKnow, Insecure
-from blackthorn.server_app.config import ConfigError
+from blackthorn.settings.config import ConfigError
 
 _READY_SECONDS = 120.0
 

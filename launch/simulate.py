@@ -7,10 +7,10 @@ from typing import Any
 from rich.console import Console
 
 from blackthorn.launch.progress import RoundPrinter
-from blackthorn.server_app.config import ConfigError, RunConfig
-from blackthorn.server_app.privacy_checks import claims_privacy
 from blackthorn.server_app.run import execute, prepare
 from blackthorn.server_app.run_report import REPORT
+from blackthorn.settings.config import ConfigError, RunConfig
+from blackthorn.settings.privacy_checks import claims_privacy
 from blackthorn.simulation.engine import EngineGrid
 from blackthorn.strategies.frame import Observer
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from blackthorn.guard.flower import NotThisFlower, check_version
-from blackthorn.server_app.config import ConfigError
+from blackthorn.settings.config import ConfigError
 
 from . import flower_programs
 from .ports import LOOPBACK

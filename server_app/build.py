@@ -6,18 +6,17 @@ from pathlib import Path
 from typing import Any
 
 from blackthorn import attacks
-from blackthorn.attacks.own_code import guarded_function, is_own_code, own_function
-from blackthorn.server_app.config import (
-    OWN_CODE_KEYS,
+from blackthorn.server_app.privacy import local_rate_of, participation_of, privacy_plan
+from blackthorn.settings.config import (
     ConfigError,
     RunConfig,
     clip_units,
     contraction_of,
     expected_cohort,
 )
-from blackthorn.server_app.privacy import local_rate_of, participation_of, privacy_plan
-from blackthorn.server_app.privacy_checks import is_noised
-from blackthorn.server_app.robustness_checks import rule_of, unprotected
+from blackthorn.settings.own_code import OWN_CODE_KEYS, guarded_function, is_own_code, own_function
+from blackthorn.settings.privacy_checks import is_noised
+from blackthorn.settings.robustness_checks import rule_of, unprotected
 from blackthorn.strategies import (
     CEFedAvg,
     DPFedAvg,

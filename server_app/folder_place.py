@@ -11,9 +11,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from blackthorn.server_app.client_history import CLIENTS
-from blackthorn.server_app.config import ConfigError, RunConfig
-from blackthorn.server_app.privacy_checks import claims_privacy
 from blackthorn.server_app.state_files import forget_all
+from blackthorn.settings.config import ConfigError, RunConfig
+from blackthorn.settings.privacy_checks import claims_privacy
 from blackthorn.strategies.durable_file import private_folder
 
 CONFIG = "config.toml"

@@ -8,10 +8,10 @@ import json
 import os
 from pathlib import Path
 
-from blackthorn.server_app.config import RunConfig
 from blackthorn.server_app.folder_place import forget_begun
 from blackthorn.server_app.run_folder import read_metrics
 from blackthorn.server_app.state_files import read_saved
+from blackthorn.settings.config import RunConfig
 from blackthorn.strategies.durable_file import replace_file
 
 # The folder of the notes; there where `blackthorn server` is.

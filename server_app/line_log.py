@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from blackthorn.server_app.config import ConfigError
+from blackthorn.settings.config import ConfigError
 from blackthorn.strategies.durable_file import open_file, sync_folder
 
 

@@ -5,8 +5,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from blackthorn.server_app.config import RunConfig, to_mapping
 from blackthorn.server_app.tracking import scalars
+from blackthorn.settings.config import RunConfig, to_mapping
 
 EXPERIMENT = "blackthorn"
 # MLflow's own limits would let a run hang for a quarter of an hour on a server that is not there.

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from blackthorn.server_app.config import RunConfig
+from blackthorn.settings.config import RunConfig
 
 if TYPE_CHECKING:
     from blackthorn.strategies.reports import RoundReport

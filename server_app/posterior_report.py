@@ -10,7 +10,6 @@ import numpy as np
 import torch
 
 from blackthorn.server_app.calibration import calibration
-from blackthorn.server_app.config import RunConfig
 from blackthorn.server_app.posterior_diagnostics import Diagnosis, collect_traces, diagnose
 from blackthorn.server_app.posterior_plots import (
     plot_autocorrelation,
@@ -19,6 +18,7 @@ from blackthorn.server_app.posterior_plots import (
 )
 from blackthorn.server_app.posterior_store import FOLDER, read_samples, sample_rounds
 from blackthorn.server_app.prediction import predict_with
+from blackthorn.settings.config import RunConfig
 from blackthorn.strategies.durable_file import replace_file
 from blackthorn.strategies.wasserstein import gaussian_distance
 from blackthorn.tasks.bayes_linear import BayesLinear

@@ -10,15 +10,14 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 from torch import Tensor
 
-from blackthorn.attacks.own_code import kept
-from blackthorn.server_app.config import (
-    OWN_CODE_KEYS,
+from blackthorn.server_app.posterior_store import read_samples
+from blackthorn.settings.config import (
     ConfigError,
     RunConfig,
     make_config,
     read_recipe,
 )
-from blackthorn.server_app.posterior_store import read_samples
+from blackthorn.settings.own_code import OWN_CODE_KEYS, kept
 from blackthorn.tasks.flat_model import FlatModel
 from blackthorn.tasks.labelled import LabelledTask
 from blackthorn.tasks.own_arrays import not_finite

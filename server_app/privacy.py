@@ -5,16 +5,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from blackthorn.server_app.config import ConfigError, RunConfig, clip_units, invited
-from blackthorn.server_app.privacy_checks import (
+from blackthorn.server_app.rounds_on_record import last_round_on_record, rounds_begun
+from blackthorn.server_app.run_ledger import ledger_of_dead_run, ledger_path
+from blackthorn.server_app.state_files import read_saved
+from blackthorn.settings.config import ConfigError, RunConfig, clip_units, invited
+from blackthorn.settings.privacy_checks import (
     OR_NO_CLAIM,
     claims_privacy,
     claims_sample_privacy,
     has_central_claim,
 )
-from blackthorn.server_app.rounds_on_record import last_round_on_record, rounds_begun
-from blackthorn.server_app.run_ledger import ledger_of_dead_run, ledger_path
-from blackthorn.server_app.state_files import read_saved
 from blackthorn.strategies import (
     ClipNorm,
     Figure,
@@ -32,6 +32,7 @@ from blackthorn.strategies.accounting import Charge
 from blackthorn.strategies.participation import Participation
 from blackthorn.strategies.private_averaging import PrivateAveraging
 from blackthorn.tasks.problem import Problem
+from blackthorn.tasks.task import Task
 
 _FROM_DATA = "clip-norm was chosen from the clients' data without privacy, which no figure covers"
 _LOCAL = (
@@ -101,6 +102,29 @@ def check_noise(config: RunConfig, plan: PrivacyPlan, problem: Problem) -> None:
         plan.check_resolution(first, local_rate_of(config).at_least(config.num_server_rounds))
     except ValueError as error:
         raise ConfigError(str(error)) from error
+
+
+def check_evaluation(config: RunConfig, task: Task) -> str | None:
+    """What to tell of a claim whose task evaluates on the people that it protects, else None.
+
+    Metrics are released, and so is what is chosen by them (output-iterate = best, a plateau).
+    Raises ValueError, one line, where they are measured on what the clients hold.
+    """
+    if not task.server_evaluates or not (claims_privacy(config) or claims_sample_privacy(config)):
+        return None
+    # A task that does not say may read anything.
+    read = getattr(task, "evaluation_data", "clients")
+    if read == "clients":
+        raise ValueError(
+            f"task = {config.task} breaks the claim: its metrics are measured on the clients' own "
+            f"examples, and released without noise; set another task, {OR_NO_CLAIM}"
+        )
+    if read == "same-people" and config.partition == "natural":
+        return (
+            f"task = {config.task} with partition = natural: the test set, which the claim takes "
+            "to be public, holds other examples of the same people as the clients"
+        )
+    return None
 
 
 def check_figures(config: RunConfig, plan: PrivacyPlan | None) -> None:

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from blackthorn.server_app.config import RunConfig, to_mapping
 from blackthorn.server_app.plots import PHASES
-from blackthorn.server_app.privacy_checks import claims_privacy
-from blackthorn.server_app.rounding import upward
 from blackthorn.server_app.run_record import RunRecord
+from blackthorn.settings.config import RunConfig, to_mapping
+from blackthorn.settings.privacy_checks import claims_privacy
+from blackthorn.settings.rounding import upward
 
 _MOST_ROWS = 30
 _LONGEST_REASON = 300

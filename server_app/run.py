@@ -16,24 +16,18 @@ from flwr.superlink.grid import InMemoryGrid
 from blackthorn.attacks import AttackingGrid, fixed_corrupt, redrawn_corrupt
 from blackthorn.attacks.registry import OwnAttackFailed
 from blackthorn.server_app.build import build_strategy, check_names
-from blackthorn.server_app.config import ConfigError, RunConfig
 from blackthorn.server_app.folder_place import OPERATOR, choose_folder, create_folder
 from blackthorn.server_app.instruments import Instruments
 from blackthorn.server_app.posterior_recorder import PosteriorRecorder
 from blackthorn.server_app.posterior_report import check_posterior, report_posterior
 from blackthorn.server_app.privacy import (
+    check_evaluation,
     check_figures,
     check_noise,
     privacy_entry,
     privacy_plan,
     sample_privacy_entry,
     spent_so_far,
-)
-from blackthorn.server_app.privacy_checks import (
-    check_evaluation,
-    claims_privacy,
-    claims_sample_privacy,
-    is_noised,
 )
 from blackthorn.server_app.resume import how_it_goes_on, note_resumable, read_resumed
 from blackthorn.server_app.run_counts import last_report
@@ -49,8 +43,14 @@ from blackthorn.server_app.run_ledger import (
 from blackthorn.server_app.run_report import publish
 from blackthorn.server_app.state_files import Saved
 from blackthorn.server_app.tracking import Tracker, check_tracking, make_trackers
-from blackthorn.server_app.unused_keys import unused_settings
 from blackthorn.server_app.useless_noise import useless_noise
+from blackthorn.settings.config import ConfigError, RunConfig
+from blackthorn.settings.privacy_checks import (
+    claims_privacy,
+    claims_sample_privacy,
+    is_noised,
+)
+from blackthorn.settings.unused_keys import unused_settings
 from blackthorn.strategies import NotEnoughClients, PrivacyPlan
 from blackthorn.strategies.array_codec import decode
 from blackthorn.strategies.frame import EvaluateFn, Observer

@@ -14,9 +14,7 @@ import numpy as np
 import tomli_w
 from safetensors.numpy import save
 
-from blackthorn.attacks.own_code import keep
 from blackthorn.server_app.client_history import CLIENTS, history_entry
-from blackthorn.server_app.config import OWN_CODE_KEYS, RunConfig, to_mapping
 from blackthorn.server_app.folder_place import (
     CHECKPOINTS,
     CONFIG,
@@ -29,7 +27,6 @@ from blackthorn.server_app.folder_place import (
     hide_times,
 )
 from blackthorn.server_app.line_log import LineLog, finite
-from blackthorn.server_app.privacy_checks import claims_privacy, claims_sample_privacy
 from blackthorn.server_app.round_entries import operator_entry, round_entry
 from blackthorn.server_app.run_counts import Counts, failures_in
 from blackthorn.server_app.run_states import RunStates
@@ -41,6 +38,9 @@ from blackthorn.server_app.state_files import (
     write_saved,
 )
 from blackthorn.server_app.tracking import Tracker
+from blackthorn.settings.config import RunConfig, to_mapping
+from blackthorn.settings.own_code import OWN_CODE_KEYS, keep
+from blackthorn.settings.privacy_checks import claims_privacy, claims_sample_privacy
 from blackthorn.strategies import RoundReport
 from blackthorn.strategies.durable_file import replace_file
 from blackthorn.strategies.run_state import RunState

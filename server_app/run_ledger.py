@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from blackthorn.server_app.config import ConfigError, RunConfig
-from blackthorn.server_app.privacy_checks import has_central_claim
-from blackthorn.server_app.rounding import upward
 from blackthorn.server_app.rounds_on_record import mark_on_record, rounds_of_run_on_record
 from blackthorn.server_app.state_files import Saved
+from blackthorn.settings.config import ConfigError, RunConfig
+from blackthorn.settings.privacy_checks import has_central_claim
+from blackthorn.settings.rounding import upward
 from blackthorn.strategies import Ledger, PrivacyPlan
 from blackthorn.strategies.ledger import LedgerInUse, mark_of
 from blackthorn.strategies.ledger_file import begins_anew, behind_links

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from blackthorn.server_app.config import ConfigError, RunConfig, make_config
 from blackthorn.server_app.run_folder import METRICS, SUMMARY
+from blackthorn.settings.config import ConfigError, RunConfig, make_config
 
 CONFIG = "config.toml"
 

@@ -6,11 +6,11 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from blackthorn.installation import difference, sent_from
-from blackthorn.server_app.config import ConfigError, make_config
 from blackthorn.server_app.interrupted import going_on, note_folder, noted_folder
 from blackthorn.server_app.operator_log import show_log, tell, tell_again, tell_round, tell_start
 from blackthorn.server_app.run import execute, prepare
 from blackthorn.server_app.run_folder import read_summary
+from blackthorn.settings.config import ConfigError, make_config
 
 
 def app_of(bundle: Path) -> ServerApp:

@@ -13,8 +13,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Protocol
 
-from blackthorn.server_app.config import ConfigError, RunConfig
-from blackthorn.server_app.privacy_checks import claims_privacy
+from blackthorn.settings.config import ConfigError, RunConfig
+from blackthorn.settings.privacy_checks import claims_privacy
 
 logger = logging.getLogger("blackthorn")
 

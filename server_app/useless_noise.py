@@ -7,7 +7,7 @@ z √d / (r √T) is above 1, the model goes farther by noise than it could go b
 
 import math
 
-from blackthorn.server_app.config import RunConfig, expected_cohort
+from blackthorn.settings.config import RunConfig, expected_cohort
 from blackthorn.strategies import PrivacyPlan
 
 

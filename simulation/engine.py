@@ -29,7 +29,7 @@ from blackthorn.client_app.messages import (
 )
 from blackthorn.client_app.private_update import noised_models
 from blackthorn.client_app.training import ClientGenerators, train_clients, training_device
-from blackthorn.server_app.config import RunConfig
+from blackthorn.settings.config import RunConfig
 from blackthorn.simulation.memory import keep_freed_memory, set_imports_aside
 from blackthorn.strategies.array_codec import HeldArray
 from blackthorn.tasks.problem import Problem

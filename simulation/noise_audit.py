@@ -13,7 +13,7 @@ from scipy import stats
 
 from blackthorn.client_app.configured_rule import configured_rule
 from blackthorn.client_app.messages import RoundRequest, start_vector
-from blackthorn.server_app.config import RunConfig
+from blackthorn.settings.config import RunConfig
 from blackthorn.simulation.engine import EngineGrid
 from blackthorn.strategies import PrivacyPlan, Release, spent
 from blackthorn.strategies.auditing import Finding, lower_bound

@@ -11,9 +11,9 @@ import torch
 from flwr.app import ArrayRecord
 
 from blackthorn.server_app.build import frame_options
-from blackthorn.server_app.config import ConfigError, RunConfig
 from blackthorn.server_app.privacy import privacy_plan
-from blackthorn.server_app.privacy_checks import claims_sample_privacy, has_central_claim, is_noised
+from blackthorn.settings.config import ConfigError, RunConfig
+from blackthorn.settings.privacy_checks import claims_sample_privacy, has_central_claim, is_noised
 from blackthorn.simulation.canaries import CanaryGrid, random_directions
 from blackthorn.simulation.engine import EngineGrid
 from blackthorn.simulation.noise_audit import attack_local_claim

@@ -9,7 +9,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from blackthorn.attacks.own_code import is_own_code, own_function
+from blackthorn.settings.own_code import is_own_code, own_function
 from blackthorn.tasks.small_cnn import SmallCNN
 
 MODEL_NAMES = ("logistic", "mlp-H[-H...]", "cnn")

@@ -9,8 +9,8 @@ from rich.console import Console
 from safetensors.numpy import load_file
 
 from blackthorn.launch.simulate import simulate
-from blackthorn.server_app.config import RunConfig, make_config
 from blackthorn.server_app.run_folder import read_metrics
+from blackthorn.settings.config import RunConfig, make_config
 from blackthorn.strategies.frame import Observer
 
 # Client-level privacy: C = 1, z = 2, a client in every second round.

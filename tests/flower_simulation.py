@@ -15,7 +15,7 @@ from blackthorn.launch.app_bundle import COMPONENTS, stage_app, write_config
 from blackthorn.launch.control_api import ControlApi, RunStatus, is_serving
 from blackthorn.launch.ports import LOOPBACK, free_loopback_ports
 from blackthorn.launch.workplace import marked_processes
-from blackthorn.server_app.config import RunConfig, to_mapping
+from blackthorn.settings.config import RunConfig, to_mapping
 
 START_SECONDS = 60.0
 RUN_SECONDS = 240.0

@@ -8,7 +8,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
 from blackthorn.client_app import clientapp as client_app
 from blackthorn.client_app.client_ledger import ClientLedger, Sent
-from blackthorn.server_app.config import RunConfig, make_config, to_mapping
+from blackthorn.settings.config import RunConfig, make_config, to_mapping
 from blackthorn.strategies.array_codec import encode
 from blackthorn.strategies.local_rule import (
     BOUND,

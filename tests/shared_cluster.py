@@ -9,7 +9,7 @@ from rich.console import Console
 
 from blackthorn.launch.cluster import run_on
 from blackthorn.launch.flower_cluster import FlowerCluster, Node
-from blackthorn.server_app.config import RunConfig
+from blackthorn.settings.config import RunConfig
 
 Run = Callable[[RunConfig], dict[str, Any]]
 

@@ -12,7 +12,7 @@ from opacus.accountants import PRVAccountant
 from scipy.optimize import brentq
 from scipy.stats import norm
 
-from blackthorn.server_app.config import make_config
+from blackthorn.settings.config import make_config
 from blackthorn.strategies import Release, accounting, calibrate_noise_multiplier, spent
 from blackthorn.strategies.accounting import Accountant, calibrate
 

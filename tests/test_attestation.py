@@ -12,7 +12,7 @@ from memory_grid import DIMENSION, MemoryGrid, initial_model, quadratic_app, run
 from blackthorn import attacks
 from blackthorn.client_app.clientapp import app
 from blackthorn.server_app.build import build_strategy
-from blackthorn.server_app.config import make_config, to_mapping
+from blackthorn.settings.config import make_config, to_mapping
 from blackthorn.simulation.engine import EngineGrid
 from blackthorn.strategies import (
     CEFedAvg,

@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy import integrate
 
-from blackthorn.server_app.config import RunConfig, make_config
+from blackthorn.settings.config import RunConfig, make_config
 from blackthorn.tasks.bayes_linear import BayesLinear, heterogeneous_clients
 from blackthorn.tasks.problem import load_problem
 

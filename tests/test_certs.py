@@ -16,7 +16,7 @@ from blackthorn.launch.certificates import (
     public_key_pem,
 )
 from blackthorn.launch.certs import make
-from blackthorn.server_app.config import ConfigError
+from blackthorn.settings.config import ConfigError
 
 
 @pytest.fixture(scope="module")

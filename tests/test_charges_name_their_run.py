@@ -15,12 +15,12 @@ from test_resumed_spending import NOISED, ROUNDS, Killed, charged, kill, other_r
 
 from blackthorn.launch.simulate import simulate
 from blackthorn.server_app import state_files
-from blackthorn.server_app.config import ConfigError
 from blackthorn.server_app.privacy import privacy_of_dead_run
 from blackthorn.server_app.report_privacy import spent_by_round
 from blackthorn.server_app.run_record import read_record
 from blackthorn.server_app.run_report import write_report
 from blackthorn.server_app.state_files import Saved
+from blackthorn.settings.config import ConfigError
 from blackthorn.strategies import (
     ClipNorm,
     Ledger,

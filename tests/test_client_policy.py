@@ -13,7 +13,7 @@ from policy_client import AT_CLIENTS, DP_SGD, Client, enrolment, run_config
 from blackthorn.client_app import clientapp as client_app
 from blackthorn.client_app.client_ledger import Sent
 from blackthorn.client_app.policy import Policy, read_policy
-from blackthorn.server_app.config import ConfigError, kebab
+from blackthorn.settings.config import ConfigError, kebab
 
 # What a policy allows.
 

@@ -17,7 +17,7 @@ from blackthorn.launch.client_service import AppWatch, Watch
 from blackthorn.launch.flower_programs import FAILED_CALL
 from blackthorn.launch.probe import Refused
 from blackthorn.launch.recipes import recipe_config
-from blackthorn.server_app.config import to_mapping
+from blackthorn.settings.config import to_mapping
 from blackthorn.strategies.enrolment import CannotTakePart, read_enrolment
 
 

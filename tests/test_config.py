@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from blackthorn.launch.keys import key_document
-from blackthorn.server_app.config import (
+from blackthorn.server_app.run import prepare
+from blackthorn.settings.config import (
     ConfigError,
     RunConfig,
     make_config,
@@ -14,7 +15,6 @@ from blackthorn.server_app.config import (
     read_recipe,
     to_mapping,
 )
-from blackthorn.server_app.run import prepare
 
 
 def test_flower_defaults_are_the_declared_defaults(repository: Path) -> None:

@@ -16,7 +16,7 @@ from blackthorn.launch.cli import main
 from blackthorn.launch.client import ClientSettings
 from blackthorn.launch.client_service import _node_config
 from blackthorn.launch.ports import free_loopback_ports
-from blackthorn.server_app.config import ConfigError, RunConfig
+from blackthorn.settings.config import ConfigError, RunConfig
 
 
 def refusal(

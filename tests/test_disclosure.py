@@ -14,8 +14,8 @@ from blackthorn.client_app.clientapp import app
 from blackthorn.client_app.disclosure import UNTOLD, PublicRefusal, disclosed
 from blackthorn.client_app.node_data import load_node_client
 from blackthorn.server_app.build import build_strategy
-from blackthorn.server_app.config import ConfigError, RunConfig, make_config, to_mapping
 from blackthorn.server_app.run import evaluation_of
+from blackthorn.settings.config import ConfigError, RunConfig, make_config, to_mapping
 from blackthorn.simulation.engine import EngineGrid
 from blackthorn.tasks.datasets import Examples
 from blackthorn.tasks.problem import Problem, load_problem

@@ -25,7 +25,7 @@ from blackthorn.launch.app_bundle import COMPONENTS, stage_app, write_config
 from blackthorn.launch.cli import main
 from blackthorn.launch.recipes import recipe_config
 from blackthorn.launch.simulate import simulate
-from blackthorn.server_app.config import make_config, parse_setting, read_recipe
+from blackthorn.settings.config import make_config, parse_setting, read_recipe
 from blackthorn.strategies.reports import RoundReport
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -108,7 +108,7 @@ def _flower_project(folder: Path, **options: object) -> None:
     """A Flower project's model, and a grid of seven clients on which its ServerApp runs."""
     values = {"num-clients": 7, "model": "logistic", "local-steps": 1, **options}
     (folder / "prelude.py").write_text(
-        "from blackthorn.server_app.config import make_config\n"
+        "from blackthorn.settings.config import make_config\n"
         "from blackthorn.simulation.engine import EngineGrid\n"
         "from blackthorn.tasks.problem import load_problem\n"
         f"config = make_config({values})\n"

@@ -24,8 +24,8 @@ from blackthorn.client_app.dp_sgd import (
     train_clients_privately,
     train_dp_sgd,
 )
-from blackthorn.server_app.config import ConfigError, make_config
 from blackthorn.server_app.run_folder import read_metrics
+from blackthorn.settings.config import ConfigError, make_config
 from blackthorn.strategies import entropy
 from blackthorn.strategies.entropy import SeededRandomness, SystemRandomness
 from blackthorn.tasks.datasets import Examples

@@ -12,7 +12,7 @@ from blackthorn import attacks
 from blackthorn.attacks import AttackingGrid, fixed_corrupt
 from blackthorn.client_app.clientapp import app
 from blackthorn.server_app.build import build_strategy
-from blackthorn.server_app.config import RunConfig, make_config, to_mapping
+from blackthorn.settings.config import RunConfig, make_config, to_mapping
 from blackthorn.simulation.engine import EngineGrid
 from blackthorn.strategies import GFedAvg
 from blackthorn.tasks.problem import Problem, load_problem

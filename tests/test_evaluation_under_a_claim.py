@@ -8,9 +8,9 @@ import pytest
 import torch
 from test_shakespeare import LINE, samples, write
 
-from blackthorn.server_app.config import ConfigError, make_config
-from blackthorn.server_app.privacy_checks import check_evaluation
+from blackthorn.server_app.privacy import check_evaluation
 from blackthorn.server_app.run import prepare
+from blackthorn.settings.config import ConfigError, make_config
 from blackthorn.tasks.problem import TASK_NAMES, Problem, load_problem
 from blackthorn.tasks.shards import ExampleShard
 

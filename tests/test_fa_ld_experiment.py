@@ -21,7 +21,7 @@ from blackthorn.experiments.gaussian_chain import (
     stationary,
 )
 from blackthorn.experiments.study import Context, Scale
-from blackthorn.server_app.config import make_config, read_recipe
+from blackthorn.settings.config import make_config, read_recipe
 
 COUNTS = (4, 4, 4, 4)
 ETA, STEPS = 0.004, 3

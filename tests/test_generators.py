@@ -11,7 +11,7 @@ import pytest
 from blackthorn.client_app import dp_sgd, private_update
 from blackthorn.launch.workplace import write_secret
 from blackthorn.server_app.build import build_strategy
-from blackthorn.server_app.config import make_config
+from blackthorn.settings.config import make_config
 from blackthorn.strategies.entropy import SeededRandomness, SystemRandomness
 from blackthorn.strategies.private_averaging import PrivateAveraging
 

@@ -8,8 +8,8 @@ import pytest
 from benchmarks import grpc_rounds
 from benchmarks.grpc_apps import Clock
 from blackthorn.launch import flower_programs
-from blackthorn.server_app.config import make_config
 from blackthorn.server_app.run import prepare
+from blackthorn.settings.config import make_config
 
 
 @pytest.mark.parametrize("parameters", (2e4, 1e6))

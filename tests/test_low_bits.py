@@ -15,7 +15,7 @@ from scipy.special import ndtr, ndtri
 from blackthorn.client_app.dp_sgd import DPSGD, train_dp_sgd
 from blackthorn.client_app.messages import RoundRequest
 from blackthorn.client_app.private_update import noised_models
-from blackthorn.server_app.config import make_config
+from blackthorn.settings.config import make_config
 from blackthorn.strategies import ClipNorm, DPFedAvg, DPNormFedAvg, PrivacyPlan, delivery, enrolment
 from blackthorn.strategies.entropy import SystemRandomness
 from blackthorn.strategies.local_rule import (

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from blackthorn.server_app.config import make_config
+from blackthorn.settings.config import make_config
 from blackthorn.tasks.models import build_model
 from blackthorn.tasks.problem import load_problem
 from blackthorn.tasks.small_cnn import ChannelsLast

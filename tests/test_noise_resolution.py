@@ -13,8 +13,8 @@ import torch
 from scipy import stats
 from test_private_averaging import CLIENTS, LR, START, C, Z, grid, ones, plan, state_of
 
-from blackthorn.server_app.config import ConfigError, make_config
 from blackthorn.server_app.run import prepare
+from blackthorn.settings.config import ConfigError, make_config
 from blackthorn.strategies import DPFedAvg, LocalRate, RoundReport, ServerStep
 from blackthorn.strategies.noise import check_resolution, longest_noised
 

@@ -9,7 +9,7 @@ from flwr.app import ArrayRecord
 from blackthorn.client_app.disclosure import PublicRefusal
 from blackthorn.client_app.messages import RoundRequest
 from blackthorn.client_app.private_update import noised_models
-from blackthorn.server_app.config import make_config
+from blackthorn.settings.config import make_config
 from blackthorn.strategies.local_rule import (
     BOUND,
     CLIP_UPDATE,

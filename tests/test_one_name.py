@@ -24,8 +24,8 @@ from blackthorn.client_app.clientapp import app as client_app
 from blackthorn.installation import APP_ROOT, CODE, sent_from
 from blackthorn.launch.app_bundle import COMPONENTS, stage_app
 from blackthorn.launch.recipes import recipe_config
-from blackthorn.server_app.config import ConfigError, to_mapping
 from blackthorn.server_app.serverapp import main
+from blackthorn.settings.config import ConfigError, to_mapping
 from blackthorn.strategies.enrolment import (
     SERVER_CODE,
     CannotTakePart,

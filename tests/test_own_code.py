@@ -10,15 +10,15 @@ from rich.console import Console
 from safetensors.numpy import load_file
 
 from blackthorn import attacks
-from blackthorn.attacks.own_code import own_function
 from blackthorn.launch.app_bundle import bundle_own_code
 from blackthorn.launch.cluster import cluster
 from blackthorn.launch.recipes import recipe_config
 from blackthorn.launch.simulate import simulate
-from blackthorn.server_app.config import ConfigError, RunConfig, make_config, to_mapping
 from blackthorn.server_app.prediction import load_run
 from blackthorn.server_app.run import RunFailed, prepare
 from blackthorn.server_app.run_folder import read_metrics, read_summary
+from blackthorn.settings.config import ConfigError, RunConfig, make_config, to_mapping
+from blackthorn.settings.own_code import own_function
 from blackthorn.strategies.aggregators import OwnRule
 from blackthorn.strategies.corruption import CorruptionBound
 

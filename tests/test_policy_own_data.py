@@ -15,7 +15,7 @@ from policy_client import AT_CLIENTS, DP_SGD, Client, enrolment, run_config, tra
 from blackthorn.client_app.client_ledger import Sent
 from blackthorn.client_app.node_data import load_node_client
 from blackthorn.launch.cli import main
-from blackthorn.server_app.config import RunConfig
+from blackthorn.settings.config import RunConfig
 from blackthorn.tasks.datasets import DATASET_NAMES, load_dataset
 from blackthorn.tasks.labelled import example_form
 from blackthorn.tasks.task import ProblemConfig

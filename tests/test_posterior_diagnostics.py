@@ -14,9 +14,9 @@ from rich.console import Console
 
 from blackthorn.launch.diagnose import diagnose_runs
 from blackthorn.launch.simulate import simulate
-from blackthorn.server_app.config import ConfigError, RunConfig, make_config
 from blackthorn.server_app.posterior_diagnostics import Traces, collect_traces, diagnose
 from blackthorn.server_app.posterior_store import read_samples
+from blackthorn.settings.config import ConfigError, RunConfig, make_config
 from blackthorn.tasks.labelled import LabelledTask
 from blackthorn.tasks.problem import load_problem
 

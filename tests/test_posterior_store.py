@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from blackthorn.server_app import posterior_store
-from blackthorn.server_app.config import make_config
 from blackthorn.server_app.posterior_recorder import PosteriorRecorder
 from blackthorn.server_app.posterior_store import (
     FOLDER,
@@ -19,6 +18,7 @@ from blackthorn.server_app.posterior_store import (
     read_samples,
     sample_rounds,
 )
+from blackthorn.settings.config import make_config
 from blackthorn.strategies import durable_file
 from blackthorn.strategies.reports import RoundReport
 from blackthorn.tasks.problem import load_problem

@@ -12,11 +12,11 @@ import pytest
 from digits_runs import configuration, model, private_run
 from rich.console import Console
 
-from blackthorn.server_app.config import ConfigError, make_config
 from blackthorn.server_app.privacy import privacy_of_dead_run, privacy_plan
-from blackthorn.server_app.privacy_checks import claims_privacy
 from blackthorn.server_app.run import RunFailed, prepare
 from blackthorn.server_app.run_folder import read_metrics, read_summary, write_failure
+from blackthorn.settings.config import ConfigError, make_config
+from blackthorn.settings.privacy_checks import claims_privacy
 from blackthorn.strategies import spent
 from blackthorn.strategies.accounting import Release
 from blackthorn.strategies.ledger import read_charges

@@ -15,7 +15,7 @@ from memory_grid import Answer, MemoryGrid, silence
 
 from blackthorn.client_app.messages import read_round
 from blackthorn.client_app.private_update import noised_models
-from blackthorn.server_app.config import make_config
+from blackthorn.settings.config import make_config
 from blackthorn.strategies import (
     ClipNorm,
     DPFedAvg,

@@ -11,8 +11,8 @@ from shared_cluster import Run, shared_cluster
 from test_cluster import _kill_training, _on_every_tick
 
 from blackthorn.launch.recipes import recipe_config
-from blackthorn.server_app.config import RunConfig
 from blackthorn.server_app.run_folder import read_metrics
+from blackthorn.settings.config import RunConfig
 from blackthorn.strategies import spent
 from blackthorn.strategies.ledger import read_charges
 from blackthorn.tasks.problem import load_problem

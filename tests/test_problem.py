@@ -11,7 +11,7 @@ from flwr.app import ArrayRecord, ConfigRecord
 from blackthorn.attacks import AttackingGrid, fixed_corrupt
 from blackthorn.client_app.node_data import load_node_client
 from blackthorn.server_app.build import build_strategy
-from blackthorn.server_app.config import RunConfig, make_config
+from blackthorn.settings.config import RunConfig, make_config
 from blackthorn.simulation.engine import EngineGrid
 from blackthorn.strategies.reports import RoundReport
 from blackthorn.tasks.labelled import NATURAL

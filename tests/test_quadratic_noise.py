@@ -16,8 +16,8 @@ from blackthorn.launch.cluster import cluster
 from blackthorn.launch.recipes import recipe_config
 from blackthorn.launch.simulate import simulate
 from blackthorn.server_app.build import build_strategy
-from blackthorn.server_app.config import ConfigError, RunConfig, make_config, to_mapping
 from blackthorn.server_app.run import prepare
+from blackthorn.settings.config import ConfigError, RunConfig, make_config, to_mapping
 from blackthorn.simulation.engine import EngineGrid
 from blackthorn.strategies.enrolment import CannotTakePart, read_enrolment
 from blackthorn.strategies.reports import RoundReport

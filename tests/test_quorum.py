@@ -24,9 +24,9 @@ from memory_grid import (
 )
 
 from blackthorn.server_app.client_history import read_history
-from blackthorn.server_app.config import ConfigError, invited, make_config
 from blackthorn.server_app.run_counts import Counts, failures_in
 from blackthorn.server_app.run_folder import read_summary
+from blackthorn.settings.config import ConfigError, invited, make_config
 from blackthorn.strategies import GFedAvg, Rejection
 from blackthorn.strategies.frame import FederatedStrategy, Observer
 from blackthorn.strategies.quorum import NotEnoughReplies

@@ -10,7 +10,7 @@ from blackthorn.experiments import byzantine_mnist, rage
 from blackthorn.experiments.byzantine_mnist import ATTACKS, EXPECTED, KEYS, REMOVED
 from blackthorn.experiments.study import Context, Scale, Value
 from blackthorn.launch.recipes import recipe_config
-from blackthorn.server_app.config import make_config, to_mapping
+from blackthorn.settings.config import make_config, to_mapping
 
 FULL = Scale()
 _ran: dict[tuple[str, str], Value] = {}

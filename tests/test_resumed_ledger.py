@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from test_resumed_spending import NOISED, ROUNDS, charged, kill, other_run, resume, start
 
-from blackthorn.server_app.config import ConfigError
+from blackthorn.settings.config import ConfigError
 from blackthorn.strategies import ClipNorm, DPFedAvg, PoissonParticipation, PrivacyPlan
 
 

@@ -12,10 +12,10 @@ from rich.console import Console
 
 from blackthorn.launch.simulate import simulate
 from blackthorn.server_app.build import build_strategy
-from blackthorn.server_app.config import ConfigError, make_config
-from blackthorn.server_app.robustness_checks import GUARANTEES, assumed_corrupt
 from blackthorn.server_app.run import RunFailed
 from blackthorn.server_app.run_folder import read_metrics
+from blackthorn.settings.config import ConfigError, make_config
+from blackthorn.settings.robustness_checks import GUARANTEES, assumed_corrupt
 from blackthorn.strategies import (
     Buckets,
     CorruptionBound,

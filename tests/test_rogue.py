@@ -20,8 +20,8 @@ from blackthorn.launch.cluster import cluster
 from blackthorn.launch.flower_cluster import FlowerCluster
 from blackthorn.launch.recipes import recipe_config
 from blackthorn.launch.simulate import simulate
-from blackthorn.server_app.config import RunConfig
 from blackthorn.server_app.run_folder import read_metrics
+from blackthorn.settings.config import RunConfig
 
 pytestmark = pytest.mark.deployment
 

@@ -9,7 +9,7 @@ import pytest
 from blackthorn.launch.calibrate import _release
 from blackthorn.launch.cli import app, finish
 from blackthorn.launch.progress import quality
-from blackthorn.server_app.rounding import upward
+from blackthorn.settings.rounding import upward
 from blackthorn.strategies import spent
 
 

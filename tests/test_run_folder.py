@@ -13,7 +13,6 @@ import torch
 from flwr.app import Message
 from safetensors.numpy import load_file
 
-from blackthorn.server_app.config import ConfigError, RunConfig, make_config, read_recipe
 from blackthorn.server_app.folder_place import choose_folder
 from blackthorn.server_app.run import PreparedRun, execute, prepare
 from blackthorn.server_app.run_folder import (
@@ -23,6 +22,7 @@ from blackthorn.server_app.run_folder import (
     round_entry,
     write_failure,
 )
+from blackthorn.settings.config import ConfigError, RunConfig, make_config, read_recipe
 from blackthorn.simulation.engine import EngineGrid
 from blackthorn.strategies import NotEnoughClients, Rejection, RoundReport
 from blackthorn.strategies.durable_file import replace_file

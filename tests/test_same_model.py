@@ -13,7 +13,7 @@ from shared_cluster import Run, shared_cluster
 
 from blackthorn.launch.recipes import recipe_config
 from blackthorn.launch.simulate import simulate
-from blackthorn.server_app.config import RunConfig
+from blackthorn.settings.config import RunConfig
 
 pytestmark = pytest.mark.deployment
 

@@ -14,7 +14,7 @@ from shared_cluster import shared_cluster
 from blackthorn.launch.flower_cluster import Node
 from blackthorn.launch.flower_programs import APP_ID
 from blackthorn.launch.recipes import recipe_config
-from blackthorn.server_app.config import (
+from blackthorn.settings.config import (
     ConfigError,
     RunConfig,
     make_config,

@@ -11,8 +11,8 @@ from rich.console import Console
 
 from blackthorn.launch.recipes import recipe_config
 from blackthorn.launch.simulate import simulate
-from blackthorn.server_app.config import ConfigError, make_config
 from blackthorn.server_app.run import prepare
+from blackthorn.settings.config import ConfigError, make_config
 from blackthorn.tasks.char_lstm import CharLSTM, build_char_lstm
 from blackthorn.tasks.datasets import DataUnavailable
 from blackthorn.tasks.problem import load_problem

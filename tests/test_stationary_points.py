@@ -13,8 +13,8 @@ from flwr.app import ArrayRecord, ConfigRecord
 from scipy.optimize import brentq
 
 from blackthorn.server_app.build import build_strategy
-from blackthorn.server_app.config import ConfigError, make_config
 from blackthorn.server_app.run import prepare
+from blackthorn.settings.config import ConfigError, make_config
 from blackthorn.simulation.engine import EngineGrid
 from blackthorn.strategies import CEFedAvg, FatClippingPR, GFedAvg, ModelClipping
 from blackthorn.strategies.reports import RoundReport

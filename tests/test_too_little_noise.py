@@ -8,8 +8,8 @@ from digits_runs import configuration
 from rich.console import Console
 
 from blackthorn.launch.simulate import simulate
-from blackthorn.server_app.config import ConfigError
 from blackthorn.server_app.run import prepare
+from blackthorn.settings.config import ConfigError
 from blackthorn.strategies import ClipNorm, Ledger, PrivacyPlan
 
 DP: dict[str, Any] = {

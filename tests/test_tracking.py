@@ -13,10 +13,10 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from blackthorn.launch.simulate import simulate
 from blackthorn.server_app import tracking
-from blackthorn.server_app.config import ConfigError
 from blackthorn.server_app.run import prepare
 from blackthorn.server_app.run_folder import read_metrics, read_summary
 from blackthorn.server_app.tracking import Guarded, check_tracking, make_trackers, scalars
+from blackthorn.settings.config import ConfigError
 
 
 def tracked_run(folder: Path, **options: Any) -> dict[str, Any]:

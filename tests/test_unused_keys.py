@@ -6,9 +6,9 @@ import pytest
 from rich.console import Console
 
 from blackthorn.launch.simulate import simulate
-from blackthorn.server_app.config import ConfigError, make_config
 from blackthorn.server_app.run import prepare
-from blackthorn.server_app.unused_keys import unused_settings
+from blackthorn.settings.config import ConfigError, make_config
+from blackthorn.settings.unused_keys import unused_settings
 
 ATTACKED = {"num-clients": 12, "num-byzantine": 2, "attack": "all-ones"}
 

@@ -10,17 +10,15 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeGuard
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from blackthorn.server_app.credentials import check_no_credentials
-from blackthorn.server_app.privacy_checks import PRIVATE_ALGORITHMS, check_privacy, is_noised
-from blackthorn.server_app.robustness_checks import check_robustness, is_robust
+from blackthorn.settings.credentials import check_no_credentials
+from blackthorn.settings.privacy_checks import PRIVATE_ALGORITHMS, check_privacy, is_noised
+from blackthorn.settings.robustness_checks import check_robustness, is_robust
 
 Scalar = bool | int | float | str
-# Keys that may name code of the user's own, FILE.py:FUNCTION.
-OWN_CODE_KEYS = ("model", "aggregator", "attack")
 # Just below the largest float32.
 _LARGEST_RATE = 3e38
 # Just above the smallest float32 of full precision: the server divides by the rate.
@@ -58,12 +56,6 @@ _SERVER = Owner("server")
 
 class ConfigError(ValueError):
     """A wrong key or value in a run configuration; the message is one line for the user."""
-
-
-def may_be_own_code(name: object) -> TypeGuard[str]:
-    """Whether `name` could be of the form FILE.py:FUNCTION, for those who import `attacks`, and
-    torch with it, only then."""
-    return isinstance(name, str) and ":" in name
 
 
 def kebab(name: str) -> str:

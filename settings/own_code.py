@@ -11,6 +11,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+# Keys of the run configuration that may name one.
+OWN_CODE_KEYS = ("model", "aggregator", "attack")
 _NAME = re.compile(r"(?P<file>.+\.py):(?P<function>[A-Za-z_]\w*)")
 
 

@@ -3,11 +3,10 @@ are refused here, one line each, before anything is contacted."""
 
 from typing import TYPE_CHECKING
 
-from blackthorn.server_app.robustness_checks import is_robust
+from blackthorn.settings.robustness_checks import is_robust
 
 if TYPE_CHECKING:
-    from blackthorn.server_app.config import RunConfig
-    from blackthorn.tasks.task import Task
+    from blackthorn.settings.config import RunConfig
 
 PRIVATE_ALGORITHMS = ("dp-fedavg", "dp-normfedavg")
 # As for sample-rate: below, nobody is ever drawn, and sizes overflow.
@@ -62,29 +61,6 @@ def check_privacy(config: "RunConfig") -> None:
     if claims_privacy(config):
         _check_claim(config)
     _check_charged(config)
-
-
-def check_evaluation(config: "RunConfig", task: "Task") -> str | None:
-    """What to tell of a claim whose task evaluates on the people that it protects, else None.
-
-    Metrics are released, and so is what is chosen by them (output-iterate = best, a plateau).
-    Raises ValueError, one line, where they are measured on what the clients hold.
-    """
-    if not task.server_evaluates or not (claims_privacy(config) or claims_sample_privacy(config)):
-        return None
-    # A task that does not say may read anything.
-    read = getattr(task, "evaluation_data", "clients")
-    if read == "clients":
-        raise ValueError(
-            f"task = {config.task} breaks the claim: its metrics are measured on the clients' own "
-            f"examples, and released without noise; set another task, {OR_NO_CLAIM}"
-        )
-    if read == "same-people" and config.partition == "natural":
-        return (
-            f"task = {config.task} with partition = natural: the test set, which the claim takes "
-            "to be public, holds other examples of the same people as the clients"
-        )
-    return None
 
 
 def _check_dp_sgd(config: "RunConfig") -> None:

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Sequence
 
-from blackthorn.server_app.config import RunConfig
-from blackthorn.server_app.robustness_checks import rule_of
+from blackthorn.settings.config import RunConfig
+from blackthorn.settings.robustness_checks import rule_of
 
 
 def unused_settings(config: RunConfig) -> list[str]:

@@ -5,8 +5,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from blackthorn.settings.own_code import is_own_code
+
 if TYPE_CHECKING:
-    from blackthorn.server_app.config import RunConfig
+    from blackthorn.settings.config import RunConfig
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ def check_robustness(config: "RunConfig", cohort: int) -> None:
     `cohort` is the number of clients in a round, or the usual number where that varies.
     """
     rule = rule_of(config)
-    if config.aggregator not in AGGREGATORS and not _is_own(config.aggregator):
+    if config.aggregator not in AGGREGATORS and not is_own_code(config.aggregator):
         raise ValueError(
             f"aggregator = {config.aggregator!r} is not allowed: {', '.join(AGGREGATORS)}, or a "
             "rule of your own as FILE.py:FUNCTION"
@@ -83,13 +85,6 @@ def check_robustness(config: "RunConfig", cohort: int) -> None:
             f"krum-selected = {config.krum_selected} is not allowed: at most {rows - corrupt}, the "
             f"{rows} updates of a round without the {corrupt} assumed corrupt"
         )
-
-
-def _is_own(rule: str) -> bool:
-    # Imports torch, for which those who name one of our rules need not wait.
-    from blackthorn.attacks.own_code import is_own_code
-
-    return is_own_code(rule)
 
 
 def unprotected(config: "RunConfig", cohort: int) -> str:
