@@ -31,7 +31,7 @@ from benchmarks.grpc_apps import SECONDS
 from blackthorn.installation import APP_ROOT
 from blackthorn.launch.app_bundle import COMPONENTS, Scalar, stage_app
 from blackthorn.launch.flower_cluster import DeploymentError, FlowerCluster
-from blackthorn.server_app.run_folder import read_metrics
+from blackthorn.recording.run_folder import read_metrics
 
 CLIENTS = 4
 # Digits: 64 inputs and ten classes.

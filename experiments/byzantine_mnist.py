@@ -21,7 +21,7 @@ from blackthorn.experiments.study import (
     series,
     spread,
 )
-from blackthorn.server_app.figures import CYCLE, legend_above, new_figure
+from blackthorn.reporting.figures import CYCLE, legend_above, new_figure
 from blackthorn.settings.config import make_config
 from blackthorn.strategies.reports import RoundReport
 from blackthorn.tasks.datasets import Examples

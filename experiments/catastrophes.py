@@ -19,7 +19,7 @@ from blackthorn.experiments.study import (
     Value,
     series,
 )
-from blackthorn.server_app.figures import BLUE, CYCLE, ORANGE, new_figure
+from blackthorn.reporting.figures import BLUE, CYCLE, ORANGE, new_figure
 from blackthorn.strategies.bounding import row_norms
 from blackthorn.strategies.failure_detector import FailureDetector
 from blackthorn.strategies.frame import Observer

@@ -9,7 +9,7 @@ from blackthorn.experiments import clipping_runs
 from blackthorn.experiments.clipping_runs import CLIPPED, FEDAVG, private_name
 from blackthorn.experiments.finding import Claim, Finding, between, unchecked
 from blackthorn.experiments.study import Cell, Numbers, Plot, Scale, Section, Table, series, spread
-from blackthorn.server_app.figures import CYCLE, legend_above, new_figure
+from blackthorn.reporting.figures import CYCLE, legend_above, new_figure
 
 # 1920 clients with 125 images each, 46 % of them from each of two digits; 80 clients a round.
 SETTING: dict[str, Any] = {

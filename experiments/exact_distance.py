@@ -22,7 +22,7 @@ from blackthorn.experiments.gaussian_chain import (
     stationary,
 )
 from blackthorn.experiments.study import Cell, Context, Numbers, Plot, Scale, Section, Table, Value
-from blackthorn.server_app.figures import CYCLE, legend_above, new_figure
+from blackthorn.reporting.figures import CYCLE, legend_above, new_figure
 from blackthorn.strategies.langevin import step_size
 from blackthorn.strategies.wasserstein import gaussian_distance
 from blackthorn.tasks.bayes_linear import heterogeneous_clients

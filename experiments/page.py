@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from blackthorn.experiments.finding import Claim
 from blackthorn.experiments.study import Experiment, Paper, Section, Table
-from blackthorn.server_app.report_page import STYLE
+from blackthorn.reporting.report_page import STYLE
 
 _STYLE = (
     STYLE

@@ -21,9 +21,9 @@ from blackthorn.experiments.study import (
     series,
     spread,
 )
-from blackthorn.server_app.calibration import calibration
-from blackthorn.server_app.figures import CYCLE, legend_above, new_figure
-from blackthorn.server_app.prediction import class_probabilities, predict_with
+from blackthorn.reporting.calibration import calibration
+from blackthorn.reporting.figures import CYCLE, legend_above, new_figure
+from blackthorn.reporting.prediction import class_probabilities, predict_with
 from blackthorn.server_app.run import PreparedRun, execute, prepare
 from blackthorn.settings.config import RunConfig, make_config
 from blackthorn.simulation.engine import EngineGrid

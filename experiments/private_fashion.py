@@ -20,7 +20,7 @@ from blackthorn.experiments.study import (
     series,
     spread,
 )
-from blackthorn.server_app.figures import CYCLE, legend_above, new_figure
+from blackthorn.reporting.figures import CYCLE, legend_above, new_figure
 from blackthorn.strategies.frame import Observer
 from blackthorn.strategies.reports import RoundReport
 from blackthorn.tasks.problem import Problem

@@ -21,7 +21,7 @@ from blackthorn.experiments.study import (
     series,
     spread,
 )
-from blackthorn.server_app.figures import BLUE, CYCLE, ORANGE, legend_above, new_figure
+from blackthorn.reporting.figures import BLUE, CYCLE, ORANGE, legend_above, new_figure
 from blackthorn.settings.config import RunConfig, make_config
 from blackthorn.strategies.bounding import clip, normalize
 from blackthorn.strategies.reports import RoundReport

@@ -10,7 +10,7 @@ from blackthorn.experiments import clipping_runs
 from blackthorn.experiments.clipping_runs import CLIPPED, FEDAVG, SHOWN_ROUND
 from blackthorn.experiments.finding import Claim, Finding, between, unchecked
 from blackthorn.experiments.study import Cell, Numbers, Plot, Scale, Section, Table, series, spread
-from blackthorn.server_app.figures import BLUE, CYCLE, new_figure
+from blackthorn.reporting.figures import BLUE, CYCLE, new_figure
 
 # A quarter of the clients of section 4, all of MNIST's images once.
 SETTING: dict[str, Any] = {

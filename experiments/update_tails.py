@@ -10,7 +10,7 @@ import numpy as np
 from blackthorn.experiments.engine_run import run_watched
 from blackthorn.experiments.finding import Claim, Finding, between, unchecked
 from blackthorn.experiments.study import Cell, Context, Numbers, Plot, Scale, Section, Table, Value
-from blackthorn.server_app.figures import BLUE, CYCLE, ORANGE, legend_above, new_figure
+from blackthorn.reporting.figures import BLUE, CYCLE, ORANGE, legend_above, new_figure
 from blackthorn.strategies.bounding import row_norms
 from blackthorn.strategies.frame import Observer
 from blackthorn.strategies.instruments import inverse_noise_index, pooled_tail_index

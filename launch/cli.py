@@ -293,7 +293,7 @@ def report(
 
     Example: blackthorn report runs/demo/rage
     """
-    from blackthorn.server_app.run_report import write_report
+    from blackthorn.reporting.run_report import write_report
 
     console.print(str(write_report(run)), markup=False, highlight=False, soft_wrap=True)
 

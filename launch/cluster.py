@@ -17,14 +17,14 @@ from blackthorn.launch.app_bundle import COMPONENTS
 from blackthorn.launch.byzantine_nodes import check_rogue, cluster_nodes, collusion
 from blackthorn.launch.flower_cluster import DeploymentError, FlowerCluster, RunStatus
 from blackthorn.launch.progress import RoundPrinter
-from blackthorn.server_app.folder_place import create_folder
-from blackthorn.server_app.operator_log import longest_run
-from blackthorn.server_app.privacy import privacy_of_dead_run, sample_privacy_of_dead_run
-from blackthorn.server_app.resume import note_resumable
+from blackthorn.recording.folder_place import create_folder
+from blackthorn.recording.operator_log import longest_run
+from blackthorn.recording.privacy import privacy_of_dead_run, sample_privacy_of_dead_run
+from blackthorn.recording.resume import note_resumable
+from blackthorn.recording.run_folder import read_metrics, read_summary, write_failure
+from blackthorn.recording.run_ledger import with_place_of_ledger
+from blackthorn.reporting.run_report import publish
 from blackthorn.server_app.run import RunFailed, prepare
-from blackthorn.server_app.run_folder import read_metrics, read_summary, write_failure
-from blackthorn.server_app.run_ledger import with_place_of_ledger
-from blackthorn.server_app.run_report import publish
 from blackthorn.settings.config import ConfigError, RunConfig, to_mapping
 from blackthorn.settings.privacy_checks import claims_privacy
 

@@ -9,9 +9,9 @@ from rich.table import Table
 
 from blackthorn.launch.recipes import recipe_config
 from blackthorn.launch.simulate import simulate
-from blackthorn.server_app.plots import plot_accuracies
-from blackthorn.server_app.run_folder import read_metrics
-from blackthorn.server_app.run_report import REPORT
+from blackthorn.recording.run_folder import read_metrics
+from blackthorn.reporting.plots import plot_accuracies
+from blackthorn.reporting.run_report import REPORT
 from blackthorn.strategies.durable_file import replace_file
 
 RULES = ("mean", "rage")

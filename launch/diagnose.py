@@ -7,9 +7,9 @@ from pathlib import Path
 from rich.console import Console
 
 from blackthorn.launch.posterior_lines import diagnosis_table
-from blackthorn.server_app.posterior_diagnostics import Diagnosis, collect_traces, diagnose
-from blackthorn.server_app.posterior_plots import plot_autocorrelation, plot_traces
-from blackthorn.server_app.prediction import load_run
+from blackthorn.reporting.posterior_diagnostics import Diagnosis, collect_traces, diagnose
+from blackthorn.reporting.posterior_plots import plot_autocorrelation, plot_traces
+from blackthorn.reporting.prediction import load_run
 from blackthorn.settings.config import ConfigError
 
 # What may differ between chains of one posterior.

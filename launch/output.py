@@ -25,7 +25,7 @@ def people_console(quiet: bool, as_json: bool) -> Console:
 def print_json(result: Mapping[str, Any]) -> None:
     """One JSON object on one line of stdout."""
     # Brings Flower along, which takes seconds: not for everybody who asks for help.
-    from blackthorn.server_app.line_log import finite
+    from blackthorn.recording.line_log import finite
 
     print(json.dumps(finite(dict(result))))
 
@@ -49,7 +49,7 @@ def failures_told(as_json: bool) -> Iterator[None]:
 
 def tell_how_to_go_on(error: BaseException) -> None:
     """The command that resumes the run that ended with `error`, if there is one."""
-    from blackthorn.server_app.resume import resumable
+    from blackthorn.recording.resume import resumable
 
     if folder := resumable(error):
         print(f"to go on with it: {again_with_resume(folder)}", file=sys.stderr)

@@ -8,9 +8,9 @@ import numpy as np
 from rich.console import Console
 
 from blackthorn.launch.posterior_lines import calibration_table
-from blackthorn.server_app.calibration import Calibration, calibration
-from blackthorn.server_app.posterior_plots import plot_entropy, plot_reliability
-from blackthorn.server_app.prediction import Predictions, load_run, predict_with
+from blackthorn.reporting.calibration import Calibration, calibration
+from blackthorn.reporting.posterior_plots import plot_entropy, plot_reliability
+from blackthorn.reporting.prediction import Predictions, load_run, predict_with
 from blackthorn.settings.config import ConfigError
 from blackthorn.tasks.npz_file import read_npz
 from blackthorn.tasks.problem import Problem

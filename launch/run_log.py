@@ -1,4 +1,4 @@
-"""What a run's output says: its lines for operators (`server_app/operator_log.py`), taken apart."""
+"""What a run's output says: its lines for operators (`recording/operator_log.py`), taken apart."""
 
 import json
 import re
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from blackthorn.server_app.operator_log import PREFIX
+from blackthorn.recording.operator_log import PREFIX
 
 _REFUSED = re.compile(r"(?:(client \d+) on )?(node \d+) did not enrol: ")
 # Ours from the first character on: what a client writes stands behind other words.

@@ -7,8 +7,8 @@ from typing import Any
 from rich.console import Console
 
 from blackthorn.launch.progress import RoundPrinter
+from blackthorn.reporting.run_report import REPORT
 from blackthorn.server_app.run import execute, prepare
-from blackthorn.server_app.run_report import REPORT
 from blackthorn.settings.config import ConfigError, RunConfig
 from blackthorn.settings.privacy_checks import claims_privacy
 from blackthorn.simulation.engine import EngineGrid

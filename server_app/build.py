@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from blackthorn import attacks
-from blackthorn.server_app.privacy import local_rate_of, participation_of, privacy_plan
+from blackthorn.recording.privacy import local_rate_of, participation_of, privacy_plan
 from blackthorn.settings.config import (
     ConfigError,
     RunConfig,

@@ -15,12 +15,9 @@ from flwr.superlink.grid import InMemoryGrid
 
 from blackthorn.attacks import AttackingGrid, fixed_corrupt, redrawn_corrupt
 from blackthorn.attacks.registry import OwnAttackFailed
-from blackthorn.server_app.build import build_strategy, check_names
-from blackthorn.server_app.folder_place import OPERATOR, choose_folder, create_folder
-from blackthorn.server_app.instruments import Instruments
-from blackthorn.server_app.posterior_recorder import PosteriorRecorder
-from blackthorn.server_app.posterior_report import check_posterior, report_posterior
-from blackthorn.server_app.privacy import (
+from blackthorn.recording.folder_place import OPERATOR, choose_folder, create_folder
+from blackthorn.recording.posterior_recorder import PosteriorRecorder
+from blackthorn.recording.privacy import (
     check_evaluation,
     check_figures,
     check_noise,
@@ -29,10 +26,10 @@ from blackthorn.server_app.privacy import (
     sample_privacy_entry,
     spent_so_far,
 )
-from blackthorn.server_app.resume import how_it_goes_on, note_resumable, read_resumed
-from blackthorn.server_app.run_counts import last_report
-from blackthorn.server_app.run_folder import RunFolder
-from blackthorn.server_app.run_ledger import (
+from blackthorn.recording.resume import how_it_goes_on, note_resumable, read_resumed
+from blackthorn.recording.run_counts import last_report
+from blackthorn.recording.run_folder import RunFolder
+from blackthorn.recording.run_ledger import (
     Standing,
     check_ledger,
     ledger_path,
@@ -40,9 +37,12 @@ from blackthorn.server_app.run_ledger import (
     shortened,
     with_place_of_ledger,
 )
-from blackthorn.server_app.run_report import publish
-from blackthorn.server_app.state_files import Saved
-from blackthorn.server_app.tracking import Tracker, check_tracking, make_trackers
+from blackthorn.recording.state_files import Saved
+from blackthorn.recording.tracking import Tracker, check_tracking, make_trackers
+from blackthorn.reporting.posterior_report import check_posterior, report_posterior
+from blackthorn.reporting.run_report import publish
+from blackthorn.server_app.build import build_strategy, check_names
+from blackthorn.server_app.instruments import Instruments
 from blackthorn.server_app.useless_noise import useless_noise
 from blackthorn.settings.config import ConfigError, RunConfig
 from blackthorn.settings.privacy_checks import (

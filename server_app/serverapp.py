@@ -6,10 +6,10 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from blackthorn.installation import difference, sent_from
-from blackthorn.server_app.interrupted import going_on, note_folder, noted_folder
-from blackthorn.server_app.operator_log import show_log, tell, tell_again, tell_round, tell_start
+from blackthorn.recording.interrupted import going_on, note_folder, noted_folder
+from blackthorn.recording.operator_log import show_log, tell, tell_again, tell_round, tell_start
+from blackthorn.recording.run_folder import read_summary
 from blackthorn.server_app.run import execute, prepare
-from blackthorn.server_app.run_folder import read_summary
 from blackthorn.settings.config import ConfigError, make_config
 
 

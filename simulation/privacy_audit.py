@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from flwr.app import ArrayRecord
 
+from blackthorn.recording.privacy import privacy_plan
 from blackthorn.server_app.build import frame_options
-from blackthorn.server_app.privacy import privacy_plan
 from blackthorn.settings.config import ConfigError, RunConfig
 from blackthorn.settings.privacy_checks import claims_sample_privacy, has_central_claim, is_noised
 from blackthorn.simulation.canaries import CanaryGrid, random_directions

@@ -9,7 +9,7 @@ from rich.console import Console
 from safetensors.numpy import load_file
 
 from blackthorn.launch.simulate import simulate
-from blackthorn.server_app.run_folder import read_metrics
+from blackthorn.recording.run_folder import read_metrics
 from blackthorn.settings.config import RunConfig, make_config
 from blackthorn.strategies.frame import Observer
 

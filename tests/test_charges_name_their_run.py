@@ -14,12 +14,12 @@ from rich.console import Console
 from test_resumed_spending import NOISED, ROUNDS, Killed, charged, kill, other_run, resume
 
 from blackthorn.launch.simulate import simulate
-from blackthorn.server_app import state_files
-from blackthorn.server_app.privacy import privacy_of_dead_run
-from blackthorn.server_app.report_privacy import spent_by_round
-from blackthorn.server_app.run_record import read_record
-from blackthorn.server_app.run_report import write_report
-from blackthorn.server_app.state_files import Saved
+from blackthorn.recording import state_files
+from blackthorn.recording.privacy import privacy_of_dead_run
+from blackthorn.recording.state_files import Saved
+from blackthorn.reporting.report_privacy import spent_by_round
+from blackthorn.reporting.run_record import read_record
+from blackthorn.reporting.run_report import write_report
 from blackthorn.settings.config import ConfigError
 from blackthorn.strategies import (
     ClipNorm,

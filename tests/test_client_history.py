@@ -11,8 +11,8 @@ from digits_runs import run
 from matplotlib.colors import to_rgb
 from matplotlib.image import imread
 
-from blackthorn.server_app.client_history import STATES, ClientHistory, history_entry, read_history
-from blackthorn.server_app.client_history_plot import COLOURS, merged, plot_client_history
+from blackthorn.recording.client_history import STATES, ClientHistory, history_entry, read_history
+from blackthorn.reporting.client_history_plot import COLOURS, merged, plot_client_history
 from blackthorn.strategies import Rejection, RoundReport
 
 

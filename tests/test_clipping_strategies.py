@@ -12,8 +12,8 @@ import torch
 from digits_runs import configuration, model, run
 from flwr.app import Array, ArrayRecord, Message, RecordDict
 
+from blackthorn.recording.run_folder import read_metrics
 from blackthorn.server_app.run import execute, prepare
-from blackthorn.server_app.run_folder import read_metrics
 from blackthorn.simulation.engine import EngineGrid
 from blackthorn.strategies import CEFedAvg, FatClippingPI, FatClippingPR, ModelClipping
 from blackthorn.strategies.update_clipping import ClipNorm

@@ -18,9 +18,9 @@ from blackthorn.launch.byzantine_nodes import cluster_nodes
 from blackthorn.launch.cluster import cluster
 from blackthorn.launch.flower_cluster import FlowerCluster, Node
 from blackthorn.launch.recipes import recipe_config
-from blackthorn.server_app.resume import resumable
+from blackthorn.recording.resume import resumable
+from blackthorn.recording.run_folder import read_metrics
 from blackthorn.server_app.run import RunFailed
-from blackthorn.server_app.run_folder import read_metrics
 from blackthorn.settings.config import RunConfig
 
 pytestmark = pytest.mark.deployment

@@ -12,7 +12,7 @@ from blackthorn.launch import byzantine_nodes
 from blackthorn.launch.cluster import cluster
 from blackthorn.launch.recipes import recipe_config
 from blackthorn.launch.simulate import simulate
-from blackthorn.server_app.run_folder import read_metrics
+from blackthorn.recording.run_folder import read_metrics
 from blackthorn.settings.config import ConfigError, RunConfig
 
 CLIENTS, BYZANTINE, ROUNDS = 6, 3, 2

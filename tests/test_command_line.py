@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from blackthorn.launch.cli import app, main
 from blackthorn.launch.demo import set_aside
-from blackthorn.server_app.run_folder import read_metrics
+from blackthorn.recording.run_folder import read_metrics
 
 
 def blackthorn(repository: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

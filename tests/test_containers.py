@@ -16,7 +16,7 @@ from container_base import base_image, require_engine
 from open_ports import OPEN_PORTS
 from process_watch import until
 
-from blackthorn.server_app.run_folder import read_metrics, read_summary
+from blackthorn.recording.run_folder import read_metrics, read_summary
 
 pytestmark = pytest.mark.docker
 

@@ -12,7 +12,7 @@ from network import Host, network, require_namespaces
 from real_deployment import Bench, Started, bench
 from sklearn.datasets import load_digits
 
-from blackthorn.server_app.run_folder import read_summary
+from blackthorn.recording.run_folder import read_summary
 
 pytestmark = pytest.mark.deployment
 

@@ -24,7 +24,7 @@ from blackthorn.client_app.dp_sgd import (
     train_clients_privately,
     train_dp_sgd,
 )
-from blackthorn.server_app.run_folder import read_metrics
+from blackthorn.recording.run_folder import read_metrics
 from blackthorn.settings.config import ConfigError, make_config
 from blackthorn.strategies import entropy
 from blackthorn.strategies.entropy import SeededRandomness, SystemRandomness

@@ -14,8 +14,8 @@ from shared_cluster import Run, shared_cluster
 from blackthorn.launch.flower_cluster import FlowerCluster
 from blackthorn.launch.recipes import recipe_config
 from blackthorn.launch.simulate import simulate
-from blackthorn.server_app.posterior_store import read_samples, sample_rounds
-from blackthorn.server_app.run_folder import read_metrics
+from blackthorn.recording.posterior_store import read_samples, sample_rounds
+from blackthorn.recording.run_folder import read_metrics
 from blackthorn.settings.config import RunConfig
 
 pytestmark = pytest.mark.deployment

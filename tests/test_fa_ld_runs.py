@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 from blackthorn.launch.cli import app
 from blackthorn.launch.recipes import recipe_config
 from blackthorn.launch.simulate import simulate
-from blackthorn.server_app.posterior_store import sample_rounds
+from blackthorn.recording.posterior_store import sample_rounds
 from blackthorn.server_app.run import RunFailed
 from blackthorn.settings.config import RunConfig, make_config, read_recipe
 from blackthorn.tasks.bayes_linear import heterogeneous_clients

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from blackthorn.server_app.line_log import LineLog
-from blackthorn.server_app.run_folder import read_metrics, read_summary
+from blackthorn.recording.line_log import LineLog
+from blackthorn.recording.run_folder import read_metrics, read_summary
 from blackthorn.strategies.durable_file import replace_file
 
 COMMAND = [sys.executable, "-m", "blackthorn"]
@@ -81,7 +81,7 @@ def test_a_run_that_cannot_begin_leaves_its_folder_to_the_next(
 def test_a_line_that_cannot_be_written_is_tried_once(tmp_path: Path) -> None:
     """Python would try it again when the file is closed, and complain in lines of its own."""
     program = (
-        "import pathlib, sys; from blackthorn.server_app.line_log import LineLog\n"
+        "import pathlib, sys; from blackthorn.recording.line_log import LineLog\n"
         "log = LineLog(pathlib.Path(sys.argv[1]))\n"
         "try: log.append({'round': 1, 'text': 'x' * 5000})\n"
         "except OSError as error: print(error.strerror, error.filename)\n"

@@ -6,7 +6,7 @@ from rich.console import Console
 
 from blackthorn.launch.cluster import cluster
 from blackthorn.launch.recipes import recipe_config
-from blackthorn.server_app.run_folder import read_metrics
+from blackthorn.recording.run_folder import read_metrics
 
 
 def test_a_cluster_with_a_liar_completes(repository: Path, tmp_path: Path) -> None:

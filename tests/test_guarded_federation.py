@@ -23,7 +23,7 @@ from blackthorn.launch.ports import free_loopback_ports
 from blackthorn.launch.recipes import recipe_config
 from blackthorn.launch.simulate import simulate
 from blackthorn.launch.workplace import CLUSTER_VARIABLE, marked_processes
-from blackthorn.server_app.run_folder import read_metrics
+from blackthorn.recording.run_folder import read_metrics
 
 pytestmark = [
     pytest.mark.deployment,

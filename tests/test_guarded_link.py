@@ -16,7 +16,7 @@ from blackthorn.guard import service
 from blackthorn.guard.checks import Sizes
 from blackthorn.guard.records import Records
 from blackthorn.launch.ports import LOOPBACK
-from blackthorn.server_app.round_entries import operator_entry, round_entry
+from blackthorn.recording.round_entries import operator_entry, round_entry
 from blackthorn.strategies import GFedAvg, RoundReport
 from blackthorn.strategies.enrolment import ClientRegistry
 from blackthorn.strategies.guarded_link import REPORT, GuardedLink, Refusal

@@ -13,10 +13,10 @@ from rich.console import Console
 
 from blackthorn.launch.recipes import recipe_config
 from blackthorn.launch.simulate import simulate
+from blackthorn.recording.run_folder import RunFolder, read_metrics, read_summary, write_failure
+from blackthorn.reporting.run_plots import draw_plots
+from blackthorn.reporting.run_record import read_record
 from blackthorn.server_app.instruments import Instruments
-from blackthorn.server_app.run_folder import RunFolder, read_metrics, read_summary, write_failure
-from blackthorn.server_app.run_plots import draw_plots
-from blackthorn.server_app.run_record import read_record
 from blackthorn.settings.config import RunConfig
 from blackthorn.strategies.instruments import (
     TAIL_LEAST_CLIENTS,

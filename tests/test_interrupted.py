@@ -10,15 +10,15 @@ from flwr.app import Context, RecordDict
 from safetensors.numpy import load_file
 
 from blackthorn.launch.run_log import RunLog
-from blackthorn.server_app.interrupted import (
+from blackthorn.recording.interrupted import (
     NOTES_VARIABLE,
     CannotGoOn,
     going_on,
     note_folder,
     noted_folder,
 )
+from blackthorn.recording.run_folder import METRICS, read_metrics, read_summary
 from blackthorn.server_app.run import execute, prepare
-from blackthorn.server_app.run_folder import METRICS, read_metrics, read_summary
 from blackthorn.server_app.serverapp import main
 from blackthorn.settings.config import RunConfig, make_config, to_mapping
 from blackthorn.simulation.engine import EngineGrid

@@ -12,7 +12,7 @@ from process_watch import until
 from real_deployment import Bench, bench
 
 from blackthorn.launch.certs import make
-from blackthorn.server_app.run_folder import read_metrics, read_summary
+from blackthorn.recording.run_folder import read_metrics, read_summary
 
 pytestmark = pytest.mark.deployment
 

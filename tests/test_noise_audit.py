@@ -9,7 +9,7 @@ from mutants import mutated
 from test_audit import SURE, recipe
 
 from blackthorn.client_app import bounding, private_update
-from blackthorn.server_app.privacy import privacy_plan
+from blackthorn.recording.privacy import privacy_plan
 from blackthorn.settings.config import RunConfig
 from blackthorn.simulation.engine import EngineGrid
 from blackthorn.simulation.noise_audit import attack_local_claim, most_different, update_sent

@@ -12,8 +12,8 @@ from digits_runs import configuration, model, run
 from flwr.app import Array, ArrayRecord
 from scipy.stats import chisquare
 
+from blackthorn.recording.run_folder import read_summary
 from blackthorn.server_app.run import prepare
-from blackthorn.server_app.run_folder import read_summary
 from blackthorn.settings.config import ConfigError
 from blackthorn.strategies.output_iterate import IterateKeeper, OutputIterate, is_better
 

@@ -14,9 +14,9 @@ from blackthorn.launch.app_bundle import bundle_own_code
 from blackthorn.launch.cluster import cluster
 from blackthorn.launch.recipes import recipe_config
 from blackthorn.launch.simulate import simulate
-from blackthorn.server_app.prediction import load_run
+from blackthorn.recording.run_folder import read_metrics, read_summary
+from blackthorn.reporting.prediction import load_run
 from blackthorn.server_app.run import RunFailed, prepare
-from blackthorn.server_app.run_folder import read_metrics, read_summary
 from blackthorn.settings.config import ConfigError, RunConfig, make_config, to_mapping
 from blackthorn.settings.own_code import own_function
 from blackthorn.strategies.aggregators import OwnRule

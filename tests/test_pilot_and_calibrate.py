@@ -13,7 +13,7 @@ from scipy.stats import norm
 
 from blackthorn.launch.cli import main
 from blackthorn.launch.pilot import NormRecorder, pilot_report
-from blackthorn.server_app.run_folder import read_metrics
+from blackthorn.recording.run_folder import read_metrics
 from blackthorn.strategies import Release, spent
 
 RECIPE = """\

@@ -10,7 +10,7 @@ from blackthorn.client_app.client_ledger import ClientLedger
 from blackthorn.launch.app_bundle import COMPONENTS, stage_app
 from blackthorn.launch.byzantine_nodes import cluster_nodes
 from blackthorn.launch.recipes import recipe_config
-from blackthorn.server_app.run_folder import read_metrics
+from blackthorn.recording.run_folder import read_metrics
 
 pytestmark = [
     pytest.mark.deployment,

@@ -14,8 +14,8 @@ from rich.console import Console
 
 from blackthorn.launch.diagnose import diagnose_runs
 from blackthorn.launch.simulate import simulate
-from blackthorn.server_app.posterior_diagnostics import Traces, collect_traces, diagnose
-from blackthorn.server_app.posterior_store import read_samples
+from blackthorn.recording.posterior_store import read_samples
+from blackthorn.reporting.posterior_diagnostics import Traces, collect_traces, diagnose
 from blackthorn.settings.config import ConfigError, RunConfig, make_config
 from blackthorn.tasks.labelled import LabelledTask
 from blackthorn.tasks.problem import load_problem
@@ -171,7 +171,7 @@ def test_arviz_is_imported_only_where_it_is_needed(repository: Path) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the cache is not below HOME")
 def test_arviz_is_imported_where_there_is_no_home(repository: Path) -> None:
     code = (
-        "from blackthorn.server_app.posterior_diagnostics import import_arviz; import numpy as np; "
+        "from blackthorn.reporting.posterior_diagnostics import import_arviz; import numpy as np; "
         "print(round(float(import_arviz().ess(np.arange(100.0) % 7)), 3) > 0)"
     )
     environment = {k: v for k, v in os.environ.items() if k != "XDG_CACHE_HOME"}

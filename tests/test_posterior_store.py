@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from blackthorn.server_app import posterior_store
-from blackthorn.server_app.posterior_recorder import PosteriorRecorder
-from blackthorn.server_app.posterior_store import (
+from blackthorn.recording import posterior_store
+from blackthorn.recording.posterior_recorder import PosteriorRecorder
+from blackthorn.recording.posterior_store import (
     FOLDER,
     PosteriorStore,
     read_samples,
@@ -118,7 +118,7 @@ WRITER = """
 import sys
 from pathlib import Path
 import numpy as np
-from blackthorn.server_app.posterior_store import PosteriorStore
+from blackthorn.recording.posterior_store import PosteriorStore
 store = PosteriorStore(Path(sys.argv[1]), 5, "last", 3)
 for number in range(100_000):
     store.offer(number, {"weight": np.full((2, 3), number, dtype=np.float32)})

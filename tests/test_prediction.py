@@ -14,9 +14,9 @@ from rich.console import Console
 from safetensors.numpy import save_file
 
 from blackthorn.launch.predict import predict as predict_command
-from blackthorn.server_app.calibration import NUM_BINS, calibration
-from blackthorn.server_app.posterior_store import FOLDER, PosteriorStore
-from blackthorn.server_app.prediction import predict
+from blackthorn.recording.posterior_store import FOLDER, PosteriorStore
+from blackthorn.reporting.calibration import NUM_BINS, calibration
+from blackthorn.reporting.prediction import predict
 from blackthorn.settings.config import ConfigError, make_config, to_mapping
 from blackthorn.tasks.problem import load_problem
 

@@ -12,9 +12,9 @@ import pytest
 from digits_runs import configuration, model, private_run
 from rich.console import Console
 
-from blackthorn.server_app.privacy import privacy_of_dead_run, privacy_plan
+from blackthorn.recording.privacy import privacy_of_dead_run, privacy_plan
+from blackthorn.recording.run_folder import read_metrics, read_summary, write_failure
 from blackthorn.server_app.run import RunFailed, prepare
-from blackthorn.server_app.run_folder import read_metrics, read_summary, write_failure
 from blackthorn.settings.config import ConfigError, make_config
 from blackthorn.settings.privacy_checks import claims_privacy
 from blackthorn.strategies import spent

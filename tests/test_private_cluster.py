@@ -11,7 +11,7 @@ from shared_cluster import Run, shared_cluster
 from test_cluster import _kill_training, _on_every_tick
 
 from blackthorn.launch.recipes import recipe_config
-from blackthorn.server_app.run_folder import read_metrics
+from blackthorn.recording.run_folder import read_metrics
 from blackthorn.settings.config import RunConfig
 from blackthorn.strategies import spent
 from blackthorn.strategies.ledger import read_charges

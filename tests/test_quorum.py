@@ -23,9 +23,9 @@ from memory_grid import (
     vector_of,
 )
 
-from blackthorn.server_app.client_history import read_history
-from blackthorn.server_app.run_counts import Counts, failures_in
-from blackthorn.server_app.run_folder import read_summary
+from blackthorn.recording.client_history import read_history
+from blackthorn.recording.run_counts import Counts, failures_in
+from blackthorn.recording.run_folder import read_summary
 from blackthorn.settings.config import ConfigError, invited, make_config
 from blackthorn.strategies import GFedAvg, Rejection
 from blackthorn.strategies.frame import FederatedStrategy, Observer

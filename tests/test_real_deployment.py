@@ -18,7 +18,7 @@ from real_deployment import Bench, Started, bench
 
 from blackthorn.launch.certs import make
 from blackthorn.launch.ports import free_loopback_ports
-from blackthorn.server_app.run_folder import read_metrics
+from blackthorn.recording.run_folder import read_metrics
 
 pytestmark = [
     pytest.mark.deployment,

@@ -35,7 +35,7 @@ from blackthorn.experiments.study import (
 )
 from blackthorn.launch import reproduce as command
 from blackthorn.launch.cli import app
-from blackthorn.server_app.figures import new_figure
+from blackthorn.reporting.figures import new_figure
 from blackthorn.settings.config import ConfigError
 
 HOLDS, FAILS = Finding("x", "1", "0 to 2", True), Finding("y", "3", "0 to 2", False)

@@ -19,11 +19,11 @@ from rich.console import Console
 from safetensors.numpy import load_file
 
 from blackthorn.launch.simulate import simulate
-from blackthorn.server_app import run_states
-from blackthorn.server_app.line_log import LineLog
+from blackthorn.recording import run_states
+from blackthorn.recording.line_log import LineLog
+from blackthorn.recording.run_folder import read_metrics, read_summary
+from blackthorn.recording.state_files import FOLDER, Saved, read_saved
 from blackthorn.server_app.run import prepare
-from blackthorn.server_app.run_folder import read_metrics, read_summary
-from blackthorn.server_app.state_files import FOLDER, Saved, read_saved
 from blackthorn.settings.config import ConfigError, RunConfig, make_config, read_recipe
 from blackthorn.strategies.entropy import SeededRandomness
 from blackthorn.strategies.ledger import read_charges

@@ -14,11 +14,11 @@ from rich.console import Console
 
 from blackthorn.launch.cluster import _deployed
 from blackthorn.launch.simulate import simulate
-from blackthorn.server_app import run_states
-from blackthorn.server_app.line_log import LineLog
-from blackthorn.server_app.privacy import privacy_of_dead_run
-from blackthorn.server_app.run_folder import read_metrics
-from blackthorn.server_app.state_files import Saved
+from blackthorn.recording import run_states
+from blackthorn.recording.line_log import LineLog
+from blackthorn.recording.privacy import privacy_of_dead_run
+from blackthorn.recording.run_folder import read_metrics
+from blackthorn.recording.state_files import Saved
 from blackthorn.settings.config import ConfigError
 from blackthorn.strategies import (
     ClipNorm,

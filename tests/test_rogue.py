@@ -20,7 +20,7 @@ from blackthorn.launch.cluster import cluster
 from blackthorn.launch.flower_cluster import FlowerCluster
 from blackthorn.launch.recipes import recipe_config
 from blackthorn.launch.simulate import simulate
-from blackthorn.server_app.run_folder import read_metrics
+from blackthorn.recording.run_folder import read_metrics
 from blackthorn.settings.config import RunConfig
 
 pytestmark = pytest.mark.deployment

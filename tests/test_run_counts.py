@@ -2,7 +2,7 @@
 
 import torch
 
-from blackthorn.server_app.run_counts import Counts
+from blackthorn.recording.run_counts import Counts
 from blackthorn.strategies.reports import Rejection, RoundReport
 
 

@@ -13,15 +13,15 @@ import torch
 from flwr.app import Message
 from safetensors.numpy import load_file
 
-from blackthorn.server_app.folder_place import choose_folder
-from blackthorn.server_app.run import PreparedRun, execute, prepare
-from blackthorn.server_app.run_folder import (
+from blackthorn.recording.folder_place import choose_folder
+from blackthorn.recording.run_folder import (
     RunFolder,
     read_metrics,
     read_summary,
     round_entry,
     write_failure,
 )
+from blackthorn.server_app.run import PreparedRun, execute, prepare
 from blackthorn.settings.config import ConfigError, RunConfig, make_config, read_recipe
 from blackthorn.simulation.engine import EngineGrid
 from blackthorn.strategies import NotEnoughClients, Rejection, RoundReport

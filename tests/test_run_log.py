@@ -3,7 +3,7 @@
 import json
 
 from blackthorn.launch.run_log import RunLog
-from blackthorn.server_app.operator_log import PREFIX
+from blackthorn.recording.operator_log import PREFIX
 
 
 def told(kind: str, value: object) -> str:

@@ -17,14 +17,14 @@ from typer.testing import CliRunner
 
 from blackthorn.launch.cli import app
 from blackthorn.launch.simulate import simulate
-from blackthorn.server_app import run_plots, run_report
-from blackthorn.server_app.figures import CYCLE
-from blackthorn.server_app.report_facts import spans
-from blackthorn.server_app.report_privacy import spent_by_round
-from blackthorn.server_app.run_folder import read_metrics
-from blackthorn.server_app.run_plots import draw_plots
-from blackthorn.server_app.run_record import read_record
-from blackthorn.server_app.run_report import publish, write_report
+from blackthorn.recording.run_folder import read_metrics
+from blackthorn.reporting import run_plots, run_report
+from blackthorn.reporting.figures import CYCLE
+from blackthorn.reporting.report_facts import spans
+from blackthorn.reporting.report_privacy import spent_by_round
+from blackthorn.reporting.run_plots import draw_plots
+from blackthorn.reporting.run_record import read_record
+from blackthorn.reporting.run_report import publish, write_report
 from blackthorn.settings.config import ConfigError
 from blackthorn.settings.rounding import upward
 from blackthorn.strategies.accounting import Release, spent

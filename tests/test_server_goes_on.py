@@ -23,7 +23,7 @@ from test_real_deployment import Federation, children_named, last_round
 
 from blackthorn.launch.certs import make
 from blackthorn.launch.ports import free_loopback_ports
-from blackthorn.server_app.run_folder import read_metrics, read_summary
+from blackthorn.recording.run_folder import read_metrics, read_summary
 
 pytestmark = [
     pytest.mark.deployment,

@@ -25,7 +25,7 @@ from blackthorn.launch.addresses import Address
 from blackthorn.launch.server import ServerSettings
 from blackthorn.launch.server_programs import serverapp_environment
 from blackthorn.launch.serverapp_process import is_alive
-from blackthorn.server_app.interrupted import NOTES_VARIABLE
+from blackthorn.recording.interrupted import NOTES_VARIABLE
 
 LIVES = "import sys, pathlib; from blackthorn.launch.serverapp_process import live; "
 LIVES += "live(pathlib.Path(sys.argv[1]), sys.argv[2]); print('lives', flush=True); input()"

@@ -17,7 +17,7 @@ from blackthorn.attacks.rogue.__main__ import at_random
 from blackthorn.launch.cluster import cluster
 from blackthorn.launch.flower_cluster import FlowerCluster
 from blackthorn.launch.recipes import recipe_config
-from blackthorn.server_app.run_folder import read_metrics
+from blackthorn.recording.run_folder import read_metrics
 
 pytestmark = [pytest.mark.deployment, pytest.mark.slow]
 

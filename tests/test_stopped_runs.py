@@ -15,9 +15,9 @@ from digits_runs import configuration, model
 from rich.console import Console
 
 from blackthorn.launch.simulate import simulate
-from blackthorn.server_app import run_states
-from blackthorn.server_app.run_folder import read_summary
-from blackthorn.server_app.state_files import read_saved
+from blackthorn.recording import run_states
+from blackthorn.recording.run_folder import read_summary
+from blackthorn.recording.state_files import read_saved
 from blackthorn.strategies.entropy import SeededRandomness
 from blackthorn.strategies.frame import FederatedStrategy
 from blackthorn.strategies.global_model import GlobalModel

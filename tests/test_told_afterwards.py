@@ -15,7 +15,7 @@ from rich.console import Console
 from blackthorn.launch.cli import finish
 from blackthorn.launch.cluster import _fail, _Ready
 from blackthorn.launch.simulate import simulate
-from blackthorn.server_app.run_folder import read_summary
+from blackthorn.recording.run_folder import read_summary
 from blackthorn.settings.rounding import upward
 from blackthorn.strategies import spent
 from blackthorn.strategies.accounting import Release

@@ -12,10 +12,10 @@ from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from blackthorn.launch.simulate import simulate
-from blackthorn.server_app import tracking
+from blackthorn.recording import tracking
+from blackthorn.recording.run_folder import read_metrics, read_summary
+from blackthorn.recording.tracking import Guarded, check_tracking, make_trackers, scalars
 from blackthorn.server_app.run import prepare
-from blackthorn.server_app.run_folder import read_metrics, read_summary
-from blackthorn.server_app.tracking import Guarded, check_tracking, make_trackers, scalars
 from blackthorn.settings.config import ConfigError
 
 
@@ -133,8 +133,8 @@ def test_a_tracker_that_fails_is_given_up(caplog: pytest.LogCaptureFixture) -> N
 def test_a_tracker_that_cannot_start_does_not_stop_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    broken = types.ModuleType("blackthorn.server_app.tensorboard_events")
-    monkeypatch.setitem(sys.modules, "blackthorn.server_app.tensorboard_events", broken)
+    broken = types.ModuleType("blackthorn.recording.tensorboard_events")
+    monkeypatch.setitem(sys.modules, "blackthorn.recording.tensorboard_events", broken)
     assert tracked_run(tmp_path)["status"] == "completed"
     assert "TensorBoard is not told of this run: ImportError" in caplog.text
 

@@ -9,9 +9,9 @@ from digits_runs import configuration
 from rich.console import Console
 
 from blackthorn.launch.simulate import simulate
-from blackthorn.server_app.privacy import privacy_plan
+from blackthorn.recording.privacy import privacy_plan
+from blackthorn.recording.run_folder import read_summary, write_failure
 from blackthorn.server_app.run import prepare
-from blackthorn.server_app.run_folder import read_summary, write_failure
 from blackthorn.server_app.useless_noise import useless_noise
 
 # Logistic regression on digits of 8 x 8 pixels in 10 classes.

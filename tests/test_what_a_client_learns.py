@@ -9,7 +9,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from memory_grid import MemoryGrid, initial_model, quadratic_app, runs
 
 from blackthorn.attacks.round_config import expected_cohort
-from blackthorn.server_app.privacy import privacy_plan
+from blackthorn.recording.privacy import privacy_plan
 from blackthorn.settings.config import make_config, noise_shares, to_mapping
 from blackthorn.strategies import (
     ClipNorm,

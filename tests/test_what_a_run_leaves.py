@@ -16,11 +16,11 @@ from rich.console import Console
 from blackthorn.launch.cli import finish
 from blackthorn.launch.service import service
 from blackthorn.launch.simulate import simulate
-from blackthorn.server_app.folder_place import RELEASED, WITHHELD, create_folder
-from blackthorn.server_app.privacy import privacy_of_dead_run
+from blackthorn.recording.folder_place import RELEASED, WITHHELD, create_folder
+from blackthorn.recording.privacy import privacy_of_dead_run
+from blackthorn.recording.run_folder import read_summary, write_failure
+from blackthorn.reporting.run_report import publish
 from blackthorn.server_app.run import prepare
-from blackthorn.server_app.run_folder import read_summary, write_failure
-from blackthorn.server_app.run_report import publish
 from blackthorn.settings.config import ConfigError
 from blackthorn.strategies import NotEnoughClients
 from blackthorn.strategies.reports import RoundReport

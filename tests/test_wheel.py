@@ -20,8 +20,8 @@ from blackthorn.installation import code_of
 
 SECONDS = 240.0
 PACKAGES = (
-    *("attacks", "client_app", "experiments", "guard", "launch", "server_app", "settings"),
-    *("simulation", "strategies", "tasks"),
+    *("attacks", "client_app", "experiments", "guard", "launch", "recording"),
+    *("reporting", "server_app", "settings", "simulation", "strategies", "tasks"),
 )
 
 # A Flower project after the quickstart, with `strategies` and `attacks` of its own.

@@ -8,9 +8,9 @@ import json
 import os
 from pathlib import Path
 
-from blackthorn.server_app.folder_place import forget_begun
-from blackthorn.server_app.run_folder import read_metrics
-from blackthorn.server_app.state_files import read_saved
+from blackthorn.recording.folder_place import forget_begun
+from blackthorn.recording.run_folder import read_metrics
+from blackthorn.recording.state_files import read_saved
 from blackthorn.settings.config import RunConfig
 from blackthorn.strategies.durable_file import replace_file
 

@@ -4,24 +4,24 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
-from blackthorn.server_app.client_history import read_history
-from blackthorn.server_app.client_history_plot import plot_client_history
-from blackthorn.server_app.instrument_plots import (
+from blackthorn.recording.client_history import read_history
+from blackthorn.reporting.client_history_plot import plot_client_history
+from blackthorn.reporting.instrument_plots import (
     measured,
     plot_angles,
     plot_norms,
     plot_spread,
     plot_tails,
 )
-from blackthorn.server_app.plots import (
+from blackthorn.reporting.plots import (
     plot_accuracy,
     plot_clients,
     plot_epsilon,
     plot_loss,
     plot_phases,
 )
-from blackthorn.server_app.report_privacy import spent_by_round
-from blackthorn.server_app.run_record import RunRecord
+from blackthorn.reporting.report_privacy import spent_by_round
+from blackthorn.reporting.run_record import RunRecord
 
 logger = logging.getLogger("blackthorn")
 

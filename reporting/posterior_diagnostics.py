@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from blackthorn.server_app.posterior_store import StoredSample, read_samples
+from blackthorn.recording.posterior_store import StoredSample, read_samples
 from blackthorn.tasks.labelled import LabelledTask
 from blackthorn.tasks.problem import Problem
 

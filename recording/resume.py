@@ -5,10 +5,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from blackthorn.server_app.line_log import in_use
-from blackthorn.server_app.rounds_on_record import rounds_begun
-from blackthorn.server_app.run_folder import METRICS, read_summary
-from blackthorn.server_app.state_files import Saved, read_saved
+from blackthorn.recording.line_log import in_use
+from blackthorn.recording.rounds_on_record import rounds_begun
+from blackthorn.recording.run_folder import METRICS, read_summary
+from blackthorn.recording.state_files import Saved, read_saved
 from blackthorn.settings.config import ConfigError, RunConfig, to_mapping
 from blackthorn.settings.privacy_checks import is_noised
 

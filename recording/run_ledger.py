@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from blackthorn.server_app.rounds_on_record import mark_on_record, rounds_of_run_on_record
-from blackthorn.server_app.state_files import Saved
+from blackthorn.recording.rounds_on_record import mark_on_record, rounds_of_run_on_record
+from blackthorn.recording.state_files import Saved
 from blackthorn.settings.config import ConfigError, RunConfig
 from blackthorn.settings.privacy_checks import has_central_claim
 from blackthorn.settings.rounding import upward

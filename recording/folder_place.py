@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
-from blackthorn.server_app.client_history import CLIENTS
-from blackthorn.server_app.state_files import forget_all
+from blackthorn.recording.client_history import CLIENTS
+from blackthorn.recording.state_files import forget_all
 from blackthorn.settings.config import ConfigError, RunConfig
 from blackthorn.settings.privacy_checks import claims_privacy
 from blackthorn.strategies.durable_file import private_folder

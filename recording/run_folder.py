@@ -14,8 +14,8 @@ import numpy as np
 import tomli_w
 from safetensors.numpy import save
 
-from blackthorn.server_app.client_history import CLIENTS, history_entry
-from blackthorn.server_app.folder_place import (
+from blackthorn.recording.client_history import CLIENTS, history_entry
+from blackthorn.recording.folder_place import (
     CHECKPOINTS,
     CONFIG,
     EVENTS,
@@ -26,18 +26,18 @@ from blackthorn.server_app.folder_place import (
     forget_begun,
     hide_times,
 )
-from blackthorn.server_app.line_log import LineLog, finite
-from blackthorn.server_app.round_entries import operator_entry, round_entry
-from blackthorn.server_app.run_counts import Counts, failures_in
-from blackthorn.server_app.run_states import RunStates
-from blackthorn.server_app.state_files import (
+from blackthorn.recording.line_log import LineLog, finite
+from blackthorn.recording.round_entries import operator_entry, round_entry
+from blackthorn.recording.run_counts import Counts, failures_in
+from blackthorn.recording.run_states import RunStates
+from blackthorn.recording.state_files import (
     Saved,
     forget_after,
     forget_all,
     read_saved,
     write_saved,
 )
-from blackthorn.server_app.tracking import Tracker
+from blackthorn.recording.tracking import Tracker
 from blackthorn.settings.config import RunConfig, to_mapping
 from blackthorn.settings.own_code import OWN_CODE_KEYS, keep
 from blackthorn.settings.privacy_checks import claims_privacy, claims_sample_privacy

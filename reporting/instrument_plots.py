@@ -10,7 +10,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
-from blackthorn.server_app.figures import (
+from blackthorn.reporting.figures import (
     BLACK,
     BLUE,
     GREEN,

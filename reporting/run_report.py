@@ -11,13 +11,13 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from blackthorn.server_app import report_facts as facts
-from blackthorn.server_app.folder_place import hide_times
-from blackthorn.server_app.posterior_store import FOLDER as POSTERIOR
-from blackthorn.server_app.report_page import PAGE, STYLE
-from blackthorn.server_app.run_plots import FOLDER as PLOTS
-from blackthorn.server_app.run_plots import draw_plots
-from blackthorn.server_app.run_record import RunRecord, read_record
+from blackthorn.recording.folder_place import hide_times
+from blackthorn.recording.posterior_store import FOLDER as POSTERIOR
+from blackthorn.reporting import report_facts as facts
+from blackthorn.reporting.report_page import PAGE, STYLE
+from blackthorn.reporting.run_plots import FOLDER as PLOTS
+from blackthorn.reporting.run_plots import draw_plots
+from blackthorn.reporting.run_record import RunRecord, read_record
 from blackthorn.strategies.durable_file import replace_file
 
 logger = logging.getLogger("blackthorn")

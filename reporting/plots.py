@@ -7,7 +7,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from blackthorn.server_app.figures import (
+from blackthorn.reporting.figures import (
     BLACK,
     BLUE,
     CYCLE,

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from blackthorn.server_app.run_folder import CHECKPOINTS, METRICS, OPERATOR, read_summary
-from blackthorn.server_app.state_files import Saved, read_saved, rounds_begun_by_state
+from blackthorn.recording.run_folder import CHECKPOINTS, METRICS, OPERATOR, read_summary
+from blackthorn.recording.state_files import Saved, read_saved, rounds_begun_by_state
 from blackthorn.strategies.ledger import mark_of
 
 _CHECKPOINT = re.compile(r"round-(\d+)\.safetensors")

@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from blackthorn.server_app.calibration import calibration
-from blackthorn.server_app.posterior_diagnostics import Diagnosis, collect_traces, diagnose
-from blackthorn.server_app.posterior_plots import (
+from blackthorn.recording.posterior_store import FOLDER, read_samples, sample_rounds
+from blackthorn.reporting.calibration import calibration
+from blackthorn.reporting.posterior_diagnostics import Diagnosis, collect_traces, diagnose
+from blackthorn.reporting.posterior_plots import (
     plot_autocorrelation,
     plot_reliability,
     plot_traces,
 )
-from blackthorn.server_app.posterior_store import FOLDER, read_samples, sample_rounds
-from blackthorn.server_app.prediction import predict_with
+from blackthorn.reporting.prediction import predict_with
 from blackthorn.settings.config import RunConfig
 from blackthorn.strategies.durable_file import replace_file
 from blackthorn.strategies.wasserstein import gaussian_distance

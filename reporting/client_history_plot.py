@@ -10,8 +10,8 @@ from matplotlib.colors import ListedColormap
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from blackthorn.server_app.client_history import STATES, ClientHistory
-from blackthorn.server_app.figures import BLACK, ORANGE, new_axes, new_figure, save
+from blackthorn.recording.client_history import STATES, ClientHistory
+from blackthorn.reporting.figures import BLACK, ORANGE, new_axes, new_figure, save
 
 # Apart for the colour-blind, and in lightness too: what is worth knowing is dark.
 COLOURS = {

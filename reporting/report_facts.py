@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from blackthorn.server_app.plots import PHASES
-from blackthorn.server_app.run_record import RunRecord
+from blackthorn.reporting.plots import PHASES
+from blackthorn.reporting.run_record import RunRecord
 from blackthorn.settings.config import RunConfig, to_mapping
 from blackthorn.settings.privacy_checks import claims_privacy
 from blackthorn.settings.rounding import upward

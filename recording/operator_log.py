@@ -43,14 +43,14 @@ def tell_start(config: RunConfig, folder: Path) -> None:
 def tell_round(report: "RoundReport") -> None:
     """Observer: the round, as its operator may see it."""
     # Imports torch, for which whoever reads these lines need not wait.
-    from blackthorn.server_app.round_entries import operator_entry, round_entry
+    from blackthorn.recording.round_entries import operator_entry, round_entry
 
     tell("round", {**round_entry(report), **operator_entry(report)})
 
 
 def tell_again(folder: Path, last_round: int) -> None:
     """The rounds that are on record up to that one: some may have been told to nobody."""
-    from blackthorn.server_app.run_folder import read_metrics
+    from blackthorn.recording.run_folder import read_metrics
 
     for entry in read_metrics(folder):
         if entry["round"] <= last_round:

@@ -3,7 +3,7 @@
 from dataclasses import asdict
 from typing import Any
 
-from blackthorn.server_app.client_history import client_fields
+from blackthorn.recording.client_history import client_fields
 from blackthorn.strategies import RoundReport
 
 # What clients call their metrics must not hide what the server says of the round.

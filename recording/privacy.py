@@ -5,9 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from blackthorn.server_app.rounds_on_record import last_round_on_record, rounds_begun
-from blackthorn.server_app.run_ledger import ledger_of_dead_run, ledger_path
-from blackthorn.server_app.state_files import read_saved
+from blackthorn.recording.rounds_on_record import last_round_on_record, rounds_begun
+from blackthorn.recording.run_ledger import ledger_of_dead_run, ledger_path
+from blackthorn.recording.state_files import read_saved
 from blackthorn.settings.config import ConfigError, RunConfig, clip_units, invited
 from blackthorn.settings.privacy_checks import (
     OR_NO_CLAIM,

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from blackthorn.server_app.posterior_store import FOLDER, PosteriorStore
+from blackthorn.recording.posterior_store import FOLDER, PosteriorStore
 from blackthorn.settings.config import RunConfig
 from blackthorn.strategies.reports import RoundReport
 from blackthorn.tasks.problem import Problem

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from blackthorn.server_app.privacy import privacy_plan
-from blackthorn.server_app.report_facts import is_number
-from blackthorn.server_app.run_record import RunRecord
+from blackthorn.recording.privacy import privacy_plan
+from blackthorn.reporting.report_facts import is_number
+from blackthorn.reporting.run_record import RunRecord
 from blackthorn.strategies.accounting import spent
 
 # The accountant of cohorts without replacement takes about a second for each figure.

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from blackthorn.server_app.folder_place import OPERATOR
-from blackthorn.server_app.state_files import Saved
+from blackthorn.recording.folder_place import OPERATOR
+from blackthorn.recording.state_files import Saved
 from blackthorn.strategies import RoundReport
 
 # Reasons hold what clients sent, and a client that lies can make up many.

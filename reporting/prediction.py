@@ -10,7 +10,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 from torch import Tensor
 
-from blackthorn.server_app.posterior_store import read_samples
+from blackthorn.recording.posterior_store import read_samples
 from blackthorn.settings.config import (
     ConfigError,
     RunConfig,

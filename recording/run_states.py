@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from blackthorn.server_app.run_counts import cohort_of
-from blackthorn.server_app.state_files import Saved, write_saved
+from blackthorn.recording.run_counts import cohort_of
+from blackthorn.recording.state_files import Saved, write_saved
 from blackthorn.settings.config import RunConfig, to_mapping
 from blackthorn.strategies import RoundReport
 from blackthorn.strategies.run_state import RunState

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from blackthorn.server_app.run_folder import METRICS, SUMMARY
+from blackthorn.recording.run_folder import METRICS, SUMMARY
 from blackthorn.settings.config import ConfigError, RunConfig, make_config
 
 CONFIG = "config.toml"

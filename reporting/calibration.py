@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from blackthorn.server_app.prediction import entropy
+from blackthorn.reporting.prediction import entropy
 
 NUM_BINS = 15
 

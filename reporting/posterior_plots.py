@@ -7,8 +7,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from blackthorn.server_app.calibration import NUM_BINS, Calibration
-from blackthorn.server_app.figures import (
+from blackthorn.reporting.calibration import NUM_BINS, Calibration
+from blackthorn.reporting.figures import (
     BLUE,
     CYCLE,
     colour,
@@ -17,7 +17,7 @@ from blackthorn.server_app.figures import (
     new_figure,
     save,
 )
-from blackthorn.server_app.posterior_diagnostics import Traces, import_arviz
+from blackthorn.reporting.posterior_diagnostics import Traces, import_arviz
 
 _MOST_ROWS = 6
 

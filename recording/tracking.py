@@ -48,14 +48,14 @@ def make_trackers(config: RunConfig, folder: Path) -> list[Tracker]:
     clock = _clock(config)
     try:
         if config.tensorboard:
-            from blackthorn.server_app.tensorboard_events import TensorBoardEvents
+            from blackthorn.recording.tensorboard_events import TensorBoardEvents
 
             trackers.append(Guarded("TensorBoard", TensorBoardEvents(folder, clock)))
     except Exception as error:
         _warn("TensorBoard", error)
     try:
         if config.mlflow_uri:
-            from blackthorn.server_app.mlflow_run import MlflowRun
+            from blackthorn.recording.mlflow_run import MlflowRun
 
             trackers.append(Guarded("MLflow", MlflowRun(config, folder.name, clock)))
     except Exception as error:
