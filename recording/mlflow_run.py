@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from blackthorn.recording.tracking import scalars
+from blackthorn.recording.scalars import scalars
 from blackthorn.settings.config import RunConfig, to_mapping
 
 EXPERIMENT = "blackthorn"

@@ -1,7 +1,6 @@
 """From a run configuration to its privacy plan, and from a strategy to what may be reported."""
 
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,6 @@ from blackthorn.recording.run_ledger import ledger_of_dead_run, ledger_path
 from blackthorn.recording.state_files import read_saved
 from blackthorn.settings.config import ConfigError, RunConfig, clip_units, invited
 from blackthorn.settings.privacy_checks import (
-    OR_NO_CLAIM,
     claims_privacy,
     claims_sample_privacy,
     has_central_claim,
@@ -31,8 +29,6 @@ from blackthorn.strategies import (
 from blackthorn.strategies.accounting import Charge
 from blackthorn.strategies.participation import Participation
 from blackthorn.strategies.private_averaging import PrivateAveraging
-from blackthorn.tasks.problem import Problem
-from blackthorn.tasks.task import Task
 
 _FROM_DATA = "clip-norm was chosen from the clients' data without privacy, which no figure covers"
 _LOCAL = (
@@ -92,66 +88,10 @@ def privacy_plan(config: RunConfig) -> PrivacyPlan:
         raise ConfigError(str(error)) from error
 
 
-def check_noise(config: RunConfig, plan: PrivacyPlan, problem: Problem) -> None:
-    """Raises ConfigError where the clients' models could not carry their noise in the last round.
-
-    The models of later rounds are not known yet: the strategy looks again before each.
-    """
-    first = problem.model.flatten(problem.state())
-    try:
-        plan.check_resolution(first, local_rate_of(config).at_least(config.num_server_rounds))
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
-
-
-def check_evaluation(config: RunConfig, task: Task) -> str | None:
-    """What to tell of a claim whose task evaluates on the people that it protects, else None.
-
-    Metrics are released, and so is what is chosen by them (output-iterate = best, a plateau).
-    Raises ValueError, one line, where they are measured on what the clients hold.
-    """
-    if not task.server_evaluates or not (claims_privacy(config) or claims_sample_privacy(config)):
-        return None
-    # A task that does not say may read anything.
-    read = getattr(task, "evaluation_data", "clients")
-    if read == "clients":
-        raise ValueError(
-            f"task = {config.task} breaks the claim: its metrics are measured on the clients' own "
-            f"examples, and released without noise; set another task, {OR_NO_CLAIM}"
-        )
-    if read == "same-people" and config.partition == "natural":
-        return (
-            f"task = {config.task} with partition = natural: the test set, which the claim takes "
-            "to be public, holds other examples of the same people as the clients"
-        )
-    return None
-
-
-def check_figures(config: RunConfig, plan: PrivacyPlan | None) -> None:
-    """Raises ConfigError where there is so little noise that no finite epsilon holds: a claim of
-    nothing."""
-    if plan is not None and has_central_claim(config):
-        # Infinite or not, it is whether or not the cohort is drawn.
-        charge = replace(plan.release(), drawn=None), plan.rounds
-        _require_finite(config, "noise-multiplier", plan.noise_multiplier, charge)
-    if claims_sample_privacy(config):
-        charge = _of_an_example(config, config.num_server_rounds)
-        z = config.dp_sgd_noise_multiplier
-        _require_finite(config, "dp-sgd-noise-multiplier", z, charge)
-
-
-def _of_an_example(config: RunConfig, rounds: int) -> Charge:
+def of_an_example(config: RunConfig, rounds: int) -> Charge:
     """What DP-SGD releases of one example of a client that trains in all of `rounds`."""
     release = Release(config.dp_sgd_noise_multiplier, config.dp_sgd_sample_rate)
     return release, rounds * config.local_steps
-
-
-def _require_finite(config: RunConfig, key: str, multiplier: float, charge: Charge) -> None:
-    if math.isinf(spent([charge], config.delta).epsilon):
-        raise ConfigError(
-            f"{key} = {multiplier:g} breaks the claim: with so little noise no finite epsilon "
-            f"holds at delta = {config.delta:g}; set more, {OR_NO_CLAIM}"
-        )
 
 
 def privacy_entry(config: RunConfig, strategy: object) -> dict[str, Any] | None:
@@ -171,7 +111,7 @@ def sample_privacy_entry(config: RunConfig, rounds_begun: int) -> dict[str, Any]
     """
     if not claims_sample_privacy(config):
         return None
-    figure = spent([_of_an_example(config, rounds_begun)], config.delta)
+    figure = spent([of_an_example(config, rounds_begun)], config.delta)
     return {
         "epsilon": _finite(figure.epsilon),
         "delta": config.delta,

@@ -18,9 +18,6 @@ from blackthorn.attacks.registry import OwnAttackFailed
 from blackthorn.recording.folder_place import OPERATOR, choose_folder, create_folder
 from blackthorn.recording.posterior_recorder import PosteriorRecorder
 from blackthorn.recording.privacy import (
-    check_evaluation,
-    check_figures,
-    check_noise,
     privacy_entry,
     privacy_plan,
     sample_privacy_entry,
@@ -42,6 +39,7 @@ from blackthorn.recording.tracking import Tracker, check_tracking, make_trackers
 from blackthorn.reporting.posterior_report import check_posterior, report_posterior
 from blackthorn.reporting.run_report import publish
 from blackthorn.server_app.build import build_strategy, check_names
+from blackthorn.server_app.claim_checks import check_evaluation, check_figures, check_noise
 from blackthorn.server_app.instruments import Instruments
 from blackthorn.server_app.useless_noise import useless_noise
 from blackthorn.settings.config import ConfigError, RunConfig

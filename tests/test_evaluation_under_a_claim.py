@@ -8,7 +8,7 @@ import pytest
 import torch
 from test_shakespeare import LINE, samples, write
 
-from blackthorn.recording.privacy import check_evaluation
+from blackthorn.server_app.claim_checks import check_evaluation
 from blackthorn.server_app.run import prepare
 from blackthorn.settings.config import ConfigError, make_config
 from blackthorn.tasks.problem import TASK_NAMES, Problem, load_problem

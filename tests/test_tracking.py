@@ -14,7 +14,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from blackthorn.launch.simulate import simulate
 from blackthorn.recording import tracking
 from blackthorn.recording.run_folder import read_metrics, read_summary
-from blackthorn.recording.tracking import Guarded, check_tracking, make_trackers, scalars
+from blackthorn.recording.scalars import scalars
+from blackthorn.recording.tracking import Guarded, check_tracking, make_trackers
 from blackthorn.server_app.run import prepare
 from blackthorn.settings.config import ConfigError
 
