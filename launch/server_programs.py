@@ -97,7 +97,7 @@ def lack_of_space(state: Path, *, to_go_on: bool = False) -> str:
 
 
 def end_serverapps(state: Path) -> None:
-    """Kill the ServerApps, which cannot reach a SuperLink for want of room."""
+    """End the ServerApps, which have no SuperLink; their runs go on when there is one again."""
     serverapp_process.end_all(state / _SERVERAPPS)
 
 

@@ -23,7 +23,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
+from types import FrameType, SimpleNamespace
 from typing import Any, NoReturn
 
 # The folder of the locks, and the process id of the server; there where `blackthorn server` is.
@@ -32,6 +32,8 @@ SERVER_VARIABLE = "BLACKTHORN_SERVER_PID"
 # As in recording/interrupted.py, which would bring torch along.
 NOTES_VARIABLE = "BLACKTHORN_RUN_NOTES"
 _LOOK_SECONDS = 0.2
+# A ServerApp that is to end leaves its run's last state within these.
+GRACE_SECONDS = 5.0
 _NAME_LENGTH = 32
 # A server error that may be over in a moment, such as a locked database or a full disk.
 _PASSING = ("INTERNAL", "UNKNOWN", "RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED")
@@ -56,12 +58,17 @@ def _is_held(lock: Path) -> bool:
     return False
 
 
-def end_all(folder: Path) -> None:
-    """Kill the ServerApps that live: their runs go on, or not, as after any such death."""
-    for lock in folder.glob("[0-9a-f]" * _NAME_LENGTH):
-        with contextlib.suppress(ValueError, ProcessLookupError, FileNotFoundError):
-            if _is_held(lock):
-                os.kill(int(lock.read_text()), signal.SIGKILL)
+def end_all(folder: Path, grace: float = GRACE_SECONDS) -> None:
+    """End the ServerApps that live, and kill those that do not within `grace` seconds: their runs
+    go on, or not, as after any such death."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        living = [lock for lock in folder.glob("[0-9a-f]" * _NAME_LENGTH) if _is_held(lock)]
+        for lock in living:
+            with contextlib.suppress(ValueError, ProcessLookupError, FileNotFoundError):
+                os.kill(int(lock.read_text()), number)
+        deadline = time.monotonic() + grace
+        while any(map(_is_held, living)) and time.monotonic() < deadline:
+            time.sleep(0.02)
 
 
 def forget(folder: Path, token: str) -> None:
@@ -97,10 +104,12 @@ def adapt_superexec() -> None:
 
 
 def adapt_serverapp() -> None:
-    """In a ServerApp of `blackthorn server`: hold the lock, and die at once with the server.
+    """In a ServerApp of `blackthorn server`: hold the lock, and end with the server.
 
     Flower's own way to leave tells the SuperLink that the run has failed, and so that it need not
     go on. Only for the end of the run itself (SIGINT, as Flower has it) is that the truth.
+    SIGTERM, also where the server has died, lets the run folder keep the last round and tells
+    nobody.
     """
     folder = os.environ.get(FOLDER_VARIABLE)
     if folder is None:
@@ -109,11 +118,11 @@ def adapt_serverapp() -> None:
     program = vars(importlib.import_module("flwr.superlink.runtime.run_serverapp"))
     register = program["register_signal_handlers"]
 
-    def register_and_die_of_sigterm(*args: Any, **kwargs: Any) -> None:
+    def register_and_unwind(*args: Any, **kwargs: Any) -> None:
         register(*args, **kwargs)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGTERM, _unwind)
 
-    program["register_signal_handlers"] = register_and_die_of_sigterm
+    program["register_signal_handlers"] = register_and_unwind
     program["start_parent_process_monitor"] = _die_with
 
 
@@ -133,14 +142,30 @@ def _patient(make: Callable[[], Any]) -> Callable[[], Any]:
     return make_patient
 
 
+def _unwind(number: int, _frame: FrameType | None) -> NoReturn:
+    """End by an exception that Flower lets pass, so that every `finally` runs, in bounded time."""
+    signal.signal(number, signal.SIG_IGN)
+    _die_in(GRACE_SECONDS)
+    raise SystemExit(128 + number)
+
+
+def _die_in(seconds: float) -> None:
+    end = threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGKILL))
+    end.daemon = True
+    end.start()
+
+
 def _die_with(server: int) -> None:
-    def watch() -> NoReturn:
+    def watch() -> None:
         while True:
             time.sleep(_LOOK_SECONDS)
             try:
                 os.kill(server, 0)
             except ProcessLookupError:
-                os.kill(os.getpid(), signal.SIGKILL)
+                # Also where it is held up, and cannot unwind.
+                _die_in(GRACE_SECONDS)
+                os.kill(os.getpid(), signal.SIGTERM)
+                return
 
     threading.Thread(target=watch, daemon=True).start()
 

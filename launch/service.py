@@ -64,7 +64,8 @@ def service(logs: Path, cwd: Path, *, warm: bool, stop_order: list[str]) -> Iter
                 for name in stop_order:
                     supervisor.stop(name, GRACE_SECONDS, lambda: bool(held))
                 keeper.close(lambda: bool(held))
-                end_marked(identity)
+                # ServerApps among them, which leave their runs' last states.
+                end_marked(identity, 0.0 if held else GRACE_SECONDS)
 
 
 def say(text: str) -> None:

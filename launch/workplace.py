@@ -196,12 +196,18 @@ def marked_processes(marks: set[bytes]) -> list[int]:
     return found
 
 
-def end_marked(cluster_id: str) -> None:
-    """End what a deployment's apps started and that left their process groups; returns then."""
+def end_marked(cluster_id: str, grace: float = 0.0) -> None:
+    """End what a deployment's apps started and that left their process groups; returns then.
+
+    SIGTERM to each, and SIGKILL to those that still run after `grace` seconds.
+    """
     mark = {f"{CLUSTER_VARIABLE}={cluster_id}".encode()}
-    end = time.monotonic() + _KILL_SECONDS
-    while (left := marked_processes(mark)) and time.monotonic() < end:
-        for pid in left:
+    told: set[int] = set()
+    kill_from = time.monotonic() + grace
+    while (left := marked_processes(mark)) and time.monotonic() < kill_from + _KILL_SECONDS:
+        number = signal.SIGTERM if time.monotonic() < kill_from else signal.SIGKILL
+        for pid in left if number == signal.SIGKILL else set(left) - told:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+                os.kill(pid, number)
+        told.update(left)
         time.sleep(0.02)

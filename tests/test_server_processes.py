@@ -29,6 +29,26 @@ from blackthorn.recording.interrupted import NOTES_VARIABLE
 
 LIVES = "import sys, pathlib; from blackthorn.launch.serverapp_process import live; "
 LIVES += "live(pathlib.Path(sys.argv[1]), sys.argv[2]); print('lives', flush=True); input()"
+# A ServerApp of ours as far as Flower's handlers, which waits for replies. Its arguments: whether it
+# lets go when it is to end, how long it has for that, and whose end it shares.
+WAITS = """
+import importlib, sys, time
+run_serverapp = importlib.import_module("flwr.superlink.runtime.run_serverapp")
+from blackthorn.launch import serverapp_process
+sys.argv[1:1] = ["--token", "token"]
+serverapp_process.GRACE_SECONDS = float(sys.argv[4])
+serverapp_process.adapt_serverapp()
+if sys.argv[5:]:
+    run_serverapp.start_parent_process_monitor(int(sys.argv[5]))
+tell = lambda: print("told the SuperLink", flush=True)
+run_serverapp.register_signal_handlers("leave", exit_handlers=[tell])
+try:
+    print("lives", flush=True)
+    time.sleep(600)
+finally:
+    print("last state", flush=True)
+    time.sleep(600 * (sys.argv[3] == "holds-on"))
+"""
 # Many runs are made in a store that has no room for them.
 FILLS = """
 import pathlib, resource, sys
@@ -234,13 +254,65 @@ def test_the_server_itself_needs_no_torch() -> None:
     assert subprocess.run(command, cwd=Path(__file__).parents[1], timeout=120).returncode == 0
 
 
+def waiting(folder: Path, *arguments: object, holds_on: bool = False) -> subprocess.Popen[str]:
+    how = "holds-on" if holds_on else "lets-go"
+    process = subprocess.Popen(
+        [sys.executable, "-c", WAITS, how, *map(str, arguments)],
+        env={**os.environ, serverapp_process.FOLDER_VARIABLE: str(folder)},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "lives\n"
+    return process
+
+
+def ended(process: subprocess.Popen[str]) -> tuple[str, int]:
+    """What it said, and its exit status."""
+    return process.communicate(timeout=60)[0], process.returncode
+
+
+def test_a_serverapp_that_is_terminated_leaves_its_state_and_tells_nobody(tmp_path: Path) -> None:
+    """Flower's own way tells the SuperLink that the run has failed: it could not go on."""
+    process = waiting(tmp_path, 30)
+    process.terminate()
+    # Whoever is impatient does not cut it short.
+    process.terminate()
+    assert ended(process) == ("last state\n", 128 + signal.SIGTERM)
+    assert not is_alive(tmp_path, "token")
+
+
+def test_the_end_of_a_run_is_told_to_the_superlink(tmp_path: Path) -> None:
+    """`blackthorn stop` reaches a ServerApp as SIGINT, which Flower sends it."""
+    process = waiting(tmp_path, 30)
+    process.send_signal(signal.SIGINT)
+    assert ended(process) == ("told the SuperLink\nlast state\n", 0)
+
+
+def test_a_serverapp_that_does_not_end_is_killed(tmp_path: Path) -> None:
+    process = waiting(tmp_path, 0.5, holds_on=True)
+    process.terminate()
+    assert ended(process) == ("last state\n", -signal.SIGKILL)
+
+
+def test_a_serverapp_ends_with_its_server(tmp_path: Path) -> None:
+    server = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    process = waiting(tmp_path, 30, server.pid)
+    server.kill()
+    server.communicate()
+    assert ended(process) == ("last state\n", 128 + signal.SIGTERM)
+
+
 def test_all_serverapps_that_live_are_ended(tmp_path: Path) -> None:
-    living, dead = ServerApp(tmp_path, "living"), ServerApp(tmp_path, "dead")
+    dead = ServerApp(tmp_path, "dead")
     dead.kill()
+    polite = waiting(tmp_path, 30)
     serverapp_process.end_all(tmp_path)
-    assert living.process.wait(30) == -signal.SIGKILL
-    living.process.communicate()
-    assert not is_alive(tmp_path, "living")
+    assert ended(polite) == ("last state\n", 128 + signal.SIGTERM)
+    stubborn = waiting(tmp_path, 30, holds_on=True)
+    serverapp_process.end_all(tmp_path, grace=0.5)
+    assert ended(stubborn)[1] == -signal.SIGKILL
+    assert not is_alive(tmp_path, "token")
 
 
 def test_a_superexec_waits_out_what_passes(monkeypatch: pytest.MonkeyPatch) -> None:
