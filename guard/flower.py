@@ -54,6 +54,29 @@ class FlowerState:
         found = self._state_factory.state().get_node_info()
         return {one.public_key: one.node_id for one in found if one.status != "unregistered"}
 
+    def forget_who_is_there(self) -> None:
+        """Nobody has spoken to this SuperLink yet, whatever the one before it heard.
+
+        Messages under way still wait for their nodes as long as before. A node that was killed,
+        too, is let in at once.
+        """
+        state = self._state_factory.state()
+        if not hasattr(state, "session"):
+            # In memory: nothing is left of a SuperLink before.
+            return
+        from flwr.server.superlink.linkstate.sql_linkstate import NodeModel, NodeStatus
+        from sqlalchemy import update
+
+        online = update(NodeModel).where(NodeModel.status == NodeStatus.ONLINE)
+        with state.session() as session:
+            session.execute(online.values(status=NodeStatus.OFFLINE))
+
+    def heard(self, node_id: int) -> None:
+        """A node has spoken: it is there, as if this had been a heartbeat."""
+        state = self._state_factory.state()
+        for node in state.get_node_info(node_ids=[node_id]):
+            state.acknowledge_node_heartbeat(node_id, node.heartbeat_interval)
+
     def addressee(self, message_id: str) -> tuple[int, int] | None:
         """The node that a message was sent to, and its run; None for one that is not there."""
         state = self._state_factory.state()
@@ -134,6 +157,7 @@ def guarded(
     def fleet(servicer_and_add_fn: tuple[Any, Any], server_address: str, **rest: Any) -> Any:
         servicer, add = servicer_and_add_fn
         state = FlowerState(servicer.state_factory, servicer.objectstore_factory)
+        state.forget_who_is_there()
         interceptors = _around(gate(state), rest.get("interceptors"))
         server = _fleet_server(limits, server_address, rest.get("certificates"), interceptors)
         add(servicer, server)

@@ -20,67 +20,25 @@ from google.protobuf.message import DecodeError
 from . import flower
 from .checks import Node, Refused, Sizes
 from .connections import Connections
+from .deadlines import Deadlines
 from .limits import Limits
 from .records import Records
 
-_TICK_SECONDS = 0.5
 # A connection is closed when so many requests on it were refused for want of a key.
 _REFUSALS_A_CONNECTION = 20
 _REFRESH_SECONDS = 2.0
 _LARGEST_KEY = 4096
 _REFUSERS = 2
 _UPLOADS = "PushObject"
+_QUESTION = "PullMessages"
 # What a key that is not registered may ask: to be.
 _INTRODUCTION = "RegisterNode"
 
 Serve = Callable[[Iterator[bytes], grpc.ServicerContext], Any]
 
 
-class Deadlines:
-    """Cancels the requests that are not whole in time."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._waiting: dict[int, tuple[float, grpc.ServicerContext]] = {}
-        self._missed: set[int] = set()
-        threading.Thread(target=self._watch, name="deadlines", daemon=True).start()
-
-    def read(
-        self, requests: Iterator[bytes], context: grpc.ServicerContext, seconds: float
-    ) -> bytes:
-        """The one request that comes. Raises Refused."""
-        number = id(context)
-        with self._lock:
-            self._waiting[number] = time.monotonic() + seconds, context
-        body = None
-        try:
-            body = next(requests)
-        except (StopIteration, grpc.RpcError):
-            pass
-        finally:
-            with self._lock:
-                self._waiting.pop(number, None)
-                late = number in self._missed
-                self._missed.discard(number)
-        if body is None:
-            what = f"a request that was not whole after {seconds:g} s" if late else _NOT_WHOLE
-            raise Refused("unfinished request", what, offence=False)
-        return body
-
-    def _watch(self) -> None:
-        while True:
-            time.sleep(_TICK_SECONDS)
-            now = time.monotonic()
-            with self._lock:
-                late = [n for n, (deadline, _) in self._waiting.items() if deadline < now]
-                contexts = [self._waiting.pop(number)[1] for number in late]
-                self._missed.update(late)
-            for context in contexts:
-                context.cancel()
-
-
 _NOT_REGISTERED = "a key that is not registered"
-_NOT_WHOLE = "a request that was broken off, or larger than any may be"
+_BUSY = "the server's database is busy"
 
 
 @dataclass
@@ -88,6 +46,8 @@ class _Key:
     """A registered key: its node, and what of it is under way."""
 
     node: Node
+    # Whether it has asked this SuperLink for messages.
+    heard: bool = False
     under_way: int = 0
     # Requests that may be made at once (a bucket that is filled by so many a second).
     budget: float = 0.0
@@ -185,10 +145,20 @@ class Gate(grpc.ServerInterceptor):
             node = known.node.node_id
             self._records.refuse(refusal.kind, words, key, node, refusal.offence)
             context.abort(grpc.StatusCode.PERMISSION_DENIED, words)
+        if method == _QUESTION and not known.heard:
+            self._hear(known, context)
         response = self._answer(method, key, known.node.node_id, handler, request, context)
-        if method == "PullMessages":
+        if method == _QUESTION:
             known.node.pulled(response)
         return response
+
+    def _hear(self, known: _Key, context: grpc.ServicerContext) -> None:
+        """After a restart its next heartbeat may be half a minute away."""
+        try:
+            self._state.heard(known.node.node_id)
+        except Exception:  # whatever the database says, it is not this key's doing
+            _abort(context, grpc.StatusCode.UNAVAILABLE, _BUSY)
+        known.heard = True
 
     def _stranger(
         self,
@@ -299,7 +269,7 @@ class Gate(grpc.ServerInterceptor):
         try:
             return self._state.node_of(key)
         except Exception:  # whatever the database says, it is not this key's doing
-            _abort(context, grpc.StatusCode.UNAVAILABLE, "the server's database is busy")
+            _abort(context, grpc.StatusCode.UNAVAILABLE, _BUSY)
 
     def _know(self, key: bytes, node_id: int) -> _Key:
         with self._lock:

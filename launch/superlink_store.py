@@ -12,6 +12,7 @@ This changes Flower's private functions.
 import errno
 import importlib
 import os
+import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from logging import WARNING
@@ -87,9 +88,12 @@ def look_after_serverapps(folder: Path, *, go_on: bool) -> None:
     core = importlib.import_module("flwr.supercore.corestate.sql_corestate").SqlCoreState
     expire = core._cleanup_expired_task_tokens
     deaths: dict[int, int] = {}
+    # Every call of an executor looks, each in its thread: a death is found once.
+    one_at_a_time = threading.Lock()
 
     def look_and_expire(state: Any) -> None:
-        failed = _look(state, folder, deaths, go_on)
+        with one_at_a_time:
+            failed = _look(state, folder, deaths, go_on)
         expire(state)
         _say_why(state, failed)
 

@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 from container_base import base_image, require_engine
@@ -92,6 +91,12 @@ class Federation:
         (identity,) = self._containers(f"service={service}")
         return identity
 
+    def reboot(self) -> None:
+        """As the machine would: nobody has time to say goodbye, and all come back at once."""
+        containers = self.containers()
+        docker("kill", *containers)
+        docker("start", *containers)
+
     def _containers(self, *labels: str) -> list[str]:
         wanted = [f"--filter=label=com.docker.compose.{one}" for one in labels]
         project = f"--filter=label=com.docker.compose.project={self.project}"
@@ -120,9 +125,7 @@ def federation(repository: Path, project: str, folder: Path, **more: str) -> Ite
 def test_a_federation_runs_to_its_end(repository: Path, project: str, tmp_path: Path) -> None:
     with federation(repository, project, tmp_path) as one:
         said = one.make("compose-run", one.recipe("short", ROUNDS))
-        summary = check_whole(one.run_folder("short"), ROUNDS, said)
-        replies = (CLIENTS + BYZANTINE) * ROUNDS
-        assert summary["clients"] == {"invited": replies, "replied": replies, "rejected": 0}
+        check_whole(one.run_folder("short"), ROUNDS, said)
         check_isolation(one)
         assert f"client-{LIAR}" not in status(one)
 
@@ -131,7 +134,7 @@ def test_a_federation_runs_to_its_end(repository: Path, project: str, tmp_path: 
 STRUCK = {
     1: lambda one: docker("exec", one.container("server"), "sh", "-c", "kill -9 -1", check=False),
     4: lambda one: docker("kill", one.container("server")) and one.make("compose-up"),
-    7: lambda one: docker("restart", *one.containers()),
+    7: lambda one: one.reboot(),
 }
 
 
@@ -153,19 +156,16 @@ def test_over_tls_a_run_outlives_its_containers(
         assert f"client-{LIAR}" in status(one)
 
 
-def check_whole(folder: Path, rounds: int, said: str) -> dict[str, Any]:
-    """It has completed, every round is on record once, and the liar counted in none that had
-    everybody. (Two or three replies are too few for the rule to leave out any.)"""
+def check_whole(folder: Path, rounds: int, said: str) -> None:
+    """It has completed, every round is on record once and had everybody, the liar counted in none."""
     summary = read_summary(folder)
     assert summary is not None, said
     assert (summary["status"], summary["rounds_completed"]) == ("completed", rounds), said
     entries = list(read_metrics(folder))
     assert [entry["round"] for entry in entries] == list(range(rounds + 1))
-    with_all = [entry for entry in entries[1:] if entry["replied"] == CLIENTS + BYZANTINE]
-    assert all(LIAR in entry["filtered"] for entry in with_all)
-    # Until the last strike, after which the clients that come back miss a round or more.
-    assert len(with_all) >= min(rounds, max(STRUCK))
-    return summary
+    assert all(LIAR in entry["filtered"] for entry in entries[1:]), entries
+    replies = (CLIENTS + BYZANTINE) * rounds
+    assert summary["clients"] == {"invited": replies, "replied": replies, "rejected": 0}
 
 
 def last_round(folder: Path) -> int:

@@ -290,3 +290,32 @@ def _until(condition: object, seconds: float = 30.0) -> None:
     while not condition():  # type: ignore[operator]
         assert time.monotonic() < end
         time.sleep(0.05)
+
+
+def test_a_server_that_was_restarted_takes_nobody_for_connected(tmp_path: Path) -> None:
+    """Who was there when it went down may have gone down with it."""
+    with fleet(tmp_path, tls=False) as before:
+        lives, was_killed = before.node(), before.node()
+        assert before.state.get_nodes(before.run_id) == {lives.node_id, was_killed.node_id}
+        before.send(lives)
+    with fleet(tmp_path, tls=False) as after:
+        assert after.state.get_nodes(before.run_id) == set()
+        lives.address = was_killed.address = after.address
+        # It has not noticed anything: what was sent to it is there still.
+        assert after.pull(lives).metadata.message_id == before.sent[0]
+        assert after.state.get_nodes(before.run_id) == {lives.node_id}
+        # A node that is started again is not told that it is connected already.
+        after.activate(was_killed)
+        assert after.state.get_nodes(before.run_id) == {lives.node_id, was_killed.node_id}
+
+
+def test_a_message_under_way_waits_for_its_node_over_a_restart(tmp_path: Path) -> None:
+    with fleet(tmp_path, tls=False) as before:
+        node = before.node()
+        message = before.send(node)
+    with fleet(tmp_path, tls=False) as after:
+        assert after.state.get_message_res({message}) == []
+        node.address, after.run_id = after.address, before.run_id
+        after.answer(node)
+        (reply,) = after.state.get_message_res({message})
+        assert not reply.has_error()
