@@ -157,7 +157,7 @@ def test_over_tls_a_run_outlives_its_containers(
 
 
 def check_whole(folder: Path, rounds: int, said: str) -> None:
-    """It has completed, every round is on record once and had everybody, the liar counted in none."""
+    """Completed; every round is on record once and had everybody, and the liar counted in none."""
     summary = read_summary(folder)
     assert summary is not None, said
     assert (summary["status"], summary["rounds_completed"]) == ("completed", rounds), said
