@@ -31,6 +31,8 @@ _LARGEST_KEY = 4096
 _REFUSERS = 2
 _UPLOADS = "PushObject"
 _QUESTION = "PullMessages"
+# Calls by which a node takes the rest of a message that it has begun to take.
+_TAKING = "PullObject", "ConfirmMessageReceived"
 # What a key that is not registered may ask: to be.
 _INTRODUCTION = "RegisterNode"
 
@@ -144,7 +146,7 @@ class Gate(grpc.ServerInterceptor):
             words = f"{method}: {refusal}"
             node = known.node.node_id
             self._records.refuse(refusal.kind, words, key, node, refusal.offence)
-            context.abort(grpc.StatusCode.PERMISSION_DENIED, words)
+            context.abort(_denial(method), words)
         if method == _QUESTION and not known.heard:
             self._hear(known, context)
         response = self._answer(method, key, known.node.node_id, handler, request, context)
@@ -234,6 +236,8 @@ class Gate(grpc.ServerInterceptor):
                     self._records.refuse("unauthenticated", f"{method}: {_NOT_REGISTERED}")
                 elif code == grpc.StatusCode.INTERNAL:
                     self._records.refuse("failed request", f"{method}: it failed", key, node)
+                elif code == grpc.StatusCode.PERMISSION_DENIED:
+                    context.set_code(_denial(method))
                 raise
             what = f"{method}: {type(error).__name__}: {error}"[:200]
             self._records.refuse("failed request", what, key, node)
@@ -341,6 +345,17 @@ class Gate(grpc.ServerInterceptor):
             context.abort(code, what)
 
         return _handler(serve, None, self._refusing_threads)
+
+
+def _denial(method: str) -> grpc.StatusCode:
+    """With what a registered key's request is denied.
+
+    Denied the rest of a message by PERMISSION_DENIED, a SuperNode would keep what it has of it,
+    have it answered, and from then on be one message late. By another code it lets go of it.
+    """
+    if method in _TAKING:
+        return grpc.StatusCode.FAILED_PRECONDITION
+    return grpc.StatusCode.PERMISSION_DENIED
 
 
 def _abort(context: grpc.ServicerContext, code: grpc.StatusCode, what: str) -> NoReturn:

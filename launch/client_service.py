@@ -172,7 +172,8 @@ class Watch:
         elif _KEY_UNREADABLE in line:
             self._complaint = _KEY_UNREADABLE
         elif "Failed to receive message" in line or "Failed to send message" in line:
-            say(line.partition("Failed")[1] + line.partition("Failed")[2])
+            # Behind it comes gRPC's own account of the call, in several lines.
+            say(line[line.index("Failed") :].partition(": <")[0])
 
     def _failed(self, code: str, words: str) -> None:
         """Take in what a call failed with."""

@@ -12,6 +12,7 @@ import grpc
 import pytest
 from fleet_server import MEMORY, Fleet, fleet
 from flwr.client.grpc_rere_client.node_auth_client_interceptor import NodeAuthClientInterceptor
+from flwr.common.constant import SubStatus
 from flwr.proto import message_pb2
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
 from flwr.proto.node_pb2 import Node
@@ -319,3 +320,25 @@ def test_a_message_under_way_waits_for_its_node_over_a_restart(tmp_path: Path) -
         after.answer(node)
         (reply,) = after.state.get_message_res({message})
         assert not reply.has_error()
+
+
+@pytest.mark.parametrize("gone", ["message", "run"])
+def test_a_node_lets_go_of_a_message_whose_rest_is_not_there(tmp_path: Path, gone: str) -> None:
+    """Told so as Flower does, it would answer what it has, and be a message late from then on."""
+    with fleet(tmp_path, tls=False) as before:
+        node = before.node()
+        before.send(node)
+        message = before.pull(node).metadata.message_id
+        if gone == "message":
+            before.state.cleanup_run(before.run_id)
+        else:
+            (task,) = before.state.get_tasks(run_ids=[before.run_id])
+            assert before.state.finish_task(task.task_id, SubStatus.STOPPED, "")
+    with fleet(tmp_path, tls=False) as after:
+        node.address = after.address
+        request = message_pb2.ConfirmMessageReceivedRequest(
+            node=Node(node_id=node.node_id), run_id=before.run_id, message_object_id=message
+        )
+        with node.stub() as stub, pytest.raises(grpc.RpcError) as caught:
+            stub.ConfirmMessageReceived(request, timeout=20)
+    assert caught.value.code() == grpc.StatusCode.FAILED_PRECONDITION  # type: ignore[attr-defined]
