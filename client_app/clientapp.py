@@ -12,7 +12,7 @@ from blackthorn.strategies.local_rule import LANGEVIN
 from blackthorn.tasks.evaluation import evaluate
 
 from .bounding import step_clip_norm, unclipped_norms
-from .configured_rule import check_rule
+from .configured_rule import asked_start, check_rule
 from .disclosure import disclosing
 from .dp_sgd import sample_epsilon, train_clients_privately
 from .langevin_training import langevin_training
@@ -23,7 +23,6 @@ from .messages import (
     evaluate_reply,
     read_model,
     read_round,
-    start_vector,
     train_reply,
     trained_arrays,
 )
@@ -83,7 +82,7 @@ def train(message: Message, context: Context) -> Message:
     request = read_round(message)
     check_rule(config, request)
     model = client.problem.model
-    start = start_vector(request.arrays, model)
+    start = asked_start(request.arrays, model)
     key = (config.seed, request.server_round, client.client_id)
     if config.local_dp_sgd:
         params, losses = train_clients_privately(
@@ -124,5 +123,5 @@ def evaluate_held_out(message: Message, context: Context) -> Message:
     if client.held_out is None or len(client.held_out) == 0:
         raise ValueError("this node has no held-out examples to evaluate on")
     model = client.problem.model
-    params = start_vector(read_model(message), model)
+    params = asked_start(read_model(message), model)
     return evaluate_reply(message, len(client.held_out), evaluate(model, params, client.held_out))

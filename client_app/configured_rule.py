@@ -1,7 +1,10 @@
 """What a client does by its run's configuration, against what the server asks for in the round."""
 
+import torch
+from flwr.app import ArrayRecord
+
 from blackthorn.client_app.disclosure import PublicRefusal
-from blackthorn.client_app.messages import RoundRequest
+from blackthorn.client_app.messages import RoundRequest, start_vector
 from blackthorn.settings.config import RunConfig, clip_units, noise_shares
 from blackthorn.settings.privacy_checks import is_noised
 from blackthorn.strategies.local_rule import (
@@ -23,6 +26,7 @@ from blackthorn.strategies.local_rule import (
     LocalRule,
 )
 from blackthorn.strategies.update_clipping import ClipNorm, check_float32
+from blackthorn.tasks.flat_model import FlatModel
 
 _RULES = {
     "fat-clipping-pi": CLIP_GRADIENT,
@@ -33,6 +37,18 @@ _RULES = {
     "model-clipping": CLIP_MODEL,
     "fa-ld": LANGEVIN,
 }
+
+
+def asked_start(arrays: ArrayRecord, model: FlatModel) -> torch.Tensor:
+    """w_t [d] as the server sends it.
+
+    Raises PublicRefusal, before an example is looked at, where it is no model of the run's: of
+    another kind of numbers, say, of which some batches have a gradient and others none.
+    """
+    try:
+        return start_vector(arrays, model)
+    except ValueError as error:
+        raise PublicRefusal(f"the server's model is not the run's: {error}") from None
 
 
 def check_rule(config: RunConfig, request: RoundRequest) -> None:

@@ -6,6 +6,7 @@ that it rests on follows them: the rate of the batches and what a sum is divided
 configuration's, and batches and noise come from the operating system's entropy.
 """
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -19,12 +20,17 @@ from blackthorn.strategies.accounting import Charge, Figure, Release, spent
 from blackthorn.strategies.bounding import clip
 from blackthorn.strategies.entropy import Randomness, SeededRandomness, SystemRandomness
 from blackthorn.strategies.noise import gaussian_noise, on_grid
+from blackthorn.strategies.screening import one_line
 from blackthorn.strategies.update_clipping import check_float32
 from blackthorn.tasks.datasets import Examples
 from blackthorn.tasks.flat_model import FlatModel
 from blackthorn.tasks.shards import ExampleShard, Shard
 
+from .disclosure import PublicRefusal
+
 _STREAM = 0xD95D
+
+logger = logging.getLogger("blackthorn")
 
 
 @dataclass(frozen=True)
@@ -81,11 +87,12 @@ def train_dp_sgd(
     beside w, is not the noise that is charged; gradients are taken in the dtype of ``start``. Each
     example has its gradient alone, bit for bit the same whatever else is in the batch.
 
-    Raises ValueError for a shard without an end.
+    Raises ValueError for a shard without an end, and PublicRefusal where the model has no gradient.
     """
     if not isinstance(shard, ExampleShard):
         raise ValueError("local-dp-sgd needs clients with examples of their own")
     examples, w, total_loss = shard.examples, start.double(), 0.0
+    _check_gradient(model, start, examples)
     for _ in range(spec.steps):
         drawn = np.flatnonzero(randomness.uniform(len(examples)) < spec.sample_rate)
         summed, loss = _clipped_sum(model, w.to(start.dtype), examples.select(drawn), spec)
@@ -97,6 +104,25 @@ def train_dp_sgd(
     return w.to(start.dtype), total_loss / spec.steps
 
 
+def _check_gradient(model: FlatModel, params: Tensor, examples: Examples) -> None:
+    """Raises PublicRefusal where the model has no gradient at a blank example, whatever examples
+    there are: found in a batch, it would tell that the batch is not empty."""
+    blank = Examples(
+        examples.x.new_zeros(1, *examples.x.shape[1:]),
+        examples.y.new_zeros(1, *examples.y.shape[1:]),
+    )
+    try:
+        _gradient(model, params, blank)
+    except Exception as error:
+        raise PublicRefusal(f"the model has no gradient: {one_line(str(error))}") from error
+
+
+def _gradient(model: FlatModel, params: Tensor, example: Examples) -> tuple[Tensor, Tensor]:
+    """Loss [1] and its gradient [1, d] of one example."""
+    weight = params.new_ones(1, 1)
+    return model.loss_and_gradient(params[None], example.x[None], example.y[None], weight)
+
+
 def _clipped_sum(
     model: FlatModel, params: Tensor, batch: Examples, spec: DPSGD
 ) -> tuple[Tensor, float]:
@@ -106,16 +132,17 @@ def _clipped_sum(
     its place among them, may have the processor take another order of the same sums, and where a
     model is made so that they cancel, an example that is there or not would turn the gradients of
     all others round. A gradient that is not finite counts as 0: as NaN it would end in the model
-    that is sent.
+    that is sent. So does one that cannot be taken: a client that did not answer would tell that the
+    example is there.
     """
     summed = torch.zeros(len(params), dtype=torch.float64)
     total_loss = 0.0
-    weight = params.new_ones(1, 1)
     for j in range(len(batch)):
-        example = batch.select(np.array([j]))
-        loss, gradient = model.loss_and_gradient(
-            params[None], example.x[None], example.y[None], weight
-        )
+        try:
+            loss, gradient = _gradient(model, params, batch.select(np.array([j])))
+        except Exception as error:
+            logger.warning("an example has no gradient and counts as 0: %s", one_line(str(error)))
+            continue
         summed += clip(gradient.double(), spec.clip_norm)[0].nan_to_num_(nan=0.0)
         total_loss += float(loss)
     return summed, total_loss / max(1, len(batch))

@@ -85,9 +85,16 @@ def _number(value: object) -> int | float:
 
 
 def start_vector(arrays: ArrayRecord, model: FlatModel) -> torch.Tensor:
-    """w_t [d] from the server's arrays, in the order of the model."""
+    """w_t [d] from the server's arrays, in the order and the dtypes of the model.
+
+    Raises ValueError where a parameter is missing, or has another shape or dtype.
+    """
     state = {name: torch.from_numpy(decode(array)) for name, array in arrays.items()}
-    return model.flatten(state)
+    vector = model.flatten(state)
+    for name, dtype in zip(model.names, model.dtypes, strict=True):
+        if state[name].dtype != dtype:
+            raise ValueError(f"parameter {name!r} is {state[name].dtype}: allowed is {dtype}")
+    return vector
 
 
 def trained_arrays(

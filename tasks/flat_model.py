@@ -53,6 +53,7 @@ class FlatModel:
         }
         self.names = tuple(trainable)
         self.shapes = tuple(tuple(parameter.shape) for parameter in trainable.values())
+        self.dtypes = tuple(parameter.dtype for parameter in trainable.values())
         self._sizes = [math.prod(shape) for shape in self.shapes]
         self.dimension = sum(self._sizes)
         if self.dimension == 0:

@@ -29,7 +29,7 @@ from blackthorn.recording.interrupted import NOTES_VARIABLE
 
 LIVES = "import sys, pathlib; from blackthorn.launch.serverapp_process import live; "
 LIVES += "live(pathlib.Path(sys.argv[1]), sys.argv[2]); print('lives', flush=True); input()"
-# A ServerApp of ours as far as Flower's handlers, which waits for replies. Its arguments: whether it
+# A ServerApp of ours as far as Flower's handlers, which waits for replies. Arguments: whether it
 # lets go when it is to end, how long it has for that, and whose end it shares.
 WAITS = """
 import importlib, sys, time
