@@ -111,10 +111,13 @@ def test_a_step_of_dp_sgd_is_on_the_grid() -> None:
 
 
 def can_be_noise(x: np.ndarray) -> np.ndarray:
-    """Whether `SystemRandomness.normal` can give ±x exactly: Φ⁻¹ of a number of 53 bits."""
+    """Whether `SystemRandomness.normal` can give ±x exactly: Φ⁻¹ of a number of 53 bits.
+
+    Back through Φ, that number is known to some x² of its last digits, and those of `ndtr` itself.
+    """
     fractions = 2 * ndtr(-np.abs(x))
     found = np.zeros(len(x), dtype=bool)
-    for k in range(-8, 9):
+    for k in range(-128, 129):
         found |= ndtri((fractions + k * np.spacing(fractions)) / 2) == -np.abs(x)
     return found
 
