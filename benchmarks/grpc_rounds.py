@@ -29,8 +29,8 @@ from rich.table import Table
 
 from benchmarks.grpc_apps import SECONDS
 from blackthorn.installation import APP_ROOT
-from blackthorn.launch.app_bundle import COMPONENTS, Scalar, stage_app
-from blackthorn.launch.flower_cluster import DeploymentError, FlowerCluster
+from blackthorn.launch.federation.app_bundle import COMPONENTS, Scalar, stage_app
+from blackthorn.launch.federation.flower_cluster import DeploymentError, FlowerCluster
 from blackthorn.recording.run_folder import read_metrics
 
 CLIENTS = 4

@@ -8,11 +8,8 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from blackthorn.launch.calibrate import app as calibrate_app
-from blackthorn.launch.certs import certs
-from blackthorn.launch.client import client
-from blackthorn.launch.interrupts import termination_unwinds
-from blackthorn.launch.output import (
+from blackthorn.launch.commands.calibrate import app as calibrate_app
+from blackthorn.launch.commands.output import (
     AsJson,
     Quiet,
     failures_told,
@@ -20,11 +17,14 @@ from blackthorn.launch.output import (
     print_json,
     tell_how_to_go_on,
 )
-from blackthorn.launch.recipes import recipe_config
-from blackthorn.launch.register import register, unregister
-from blackthorn.launch.run_remote import follow, run, stop
-from blackthorn.launch.server import server
-from blackthorn.launch.status import status
+from blackthorn.launch.commands.recipes import recipe_config
+from blackthorn.launch.commands.run_remote import follow, run, stop
+from blackthorn.launch.federation.certs import certs
+from blackthorn.launch.federation.client import client
+from blackthorn.launch.federation.register import register, unregister
+from blackthorn.launch.federation.server import server
+from blackthorn.launch.federation.status import status
+from blackthorn.launch.processes.interrupts import termination_unwinds
 from blackthorn.settings.config import ConfigError, config_keys
 from blackthorn.settings.rounding import upward
 
@@ -73,7 +73,7 @@ def simulate(
 
     Example: blackthorn simulate recipes/demo.toml --set attack=all-ones
     """
-    from blackthorn.launch.simulate import simulate as run
+    from blackthorn.launch.commands.simulate import simulate as run
 
     config = recipe_config(recipe, settings or (), {"output-dir": output_dir})
     with failures_told(as_json):
@@ -113,7 +113,7 @@ def cluster(
 
     Example: blackthorn cluster recipes/demo.toml --clients 5 --byzantine 1
     """
-    from blackthorn.launch.cluster import cluster as run
+    from blackthorn.launch.commands.cluster import cluster as run
 
     options = {
         "num-clients": clients if clients is not None or not data else len(data),
@@ -147,7 +147,7 @@ def demo(
 
     Example: blackthorn demo
     """
-    from blackthorn.launch.demo import demo as run
+    from blackthorn.launch.commands.demo import demo as run
 
     with failures_told(as_json):
         summaries = run(recipe, output_dir, people_console(quiet, as_json))
@@ -169,7 +169,7 @@ def pilot(
 
     Example: blackthorn pilot recipes/demo.toml
     """
-    from blackthorn.launch.pilot import pilot as run
+    from blackthorn.launch.commands.pilot import pilot as run
 
     run(recipe, settings or (), output_dir, console, people_console(quiet, as_json=False))
 
@@ -202,8 +202,8 @@ def reproduce(
     Example: blackthorn reproduce fat-clipping --quick
     """
     from blackthorn.experiments.study import Scale
-    from blackthorn.launch.reproduce import Options
-    from blackthorn.launch.reproduce import reproduce as run
+    from blackthorn.launch.commands.reproduce import Options
+    from blackthorn.launch.commands.reproduce import reproduce as run
 
     options = Options(Scale(quick, seeds, data_dir), only, output_dir)
     if not run(paper, options, console, people_console(quiet, as_json=False)):
@@ -236,7 +236,7 @@ def predict(
 
     Example: blackthorn predict runs/my-run --data examples.npz
     """
-    from blackthorn.launch.predict import predict as run_predict
+    from blackthorn.launch.commands.predict import predict as run_predict
 
     run_predict(run, data, console, out=out, ood=ood)
 
@@ -250,7 +250,7 @@ def diagnose(
 
     Example: blackthorn diagnose runs/chain-1 runs/chain-2
     """
-    from blackthorn.launch.diagnose import diagnose_runs
+    from blackthorn.launch.commands.diagnose import diagnose_runs
 
     found = diagnose_runs(runs, people_console(quiet=False, as_json=as_json))
     if as_json:
@@ -272,8 +272,8 @@ def audit(
 
     Example: blackthorn audit recipes/dp-digits.toml
     """
-    from blackthorn.launch.audit import audit as run
-    from blackthorn.launch.audit import audit_report
+    from blackthorn.launch.commands.audit import audit as run
+    from blackthorn.launch.commands.audit import audit_report
 
     config = recipe_config(recipe, settings or ())
     result = run(config, canaries, runs, people_console(quiet, as_json))
@@ -306,7 +306,7 @@ def keys(
 
     Example: blackthorn keys
     """
-    from blackthorn.launch.keys import key_document, key_lines
+    from blackthorn.launch.commands.keys import key_document, key_lines
 
     print(key_document() if markdown else "\n".join(key_lines()), end="" if markdown else "\n")
 
@@ -316,7 +316,7 @@ def finish(summary: dict[str, Any], as_json: bool = False, label: str = "") -> N
     if as_json:
         print_json(summary)
         return
-    from blackthorn.launch.progress import taken
+    from blackthorn.launch.commands.progress import taken
 
     final = summary["final"]
     accuracy = final.get("accuracy")
@@ -334,7 +334,7 @@ def finish(summary: dict[str, Any], as_json: bool = False, label: str = "") -> N
         highlight=False,
     )
     if "posterior" in summary:
-        from blackthorn.launch.posterior_lines import posterior_lines
+        from blackthorn.launch.commands.posterior_lines import posterior_lines
 
         text = "\n".join(posterior_lines(summary["posterior"]))
         console.print(text, markup=False, highlight=False, soft_wrap=True)
@@ -350,9 +350,9 @@ def main() -> None:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
     except RuntimeError as error:
-        from blackthorn.launch.deployment import DeploymentError
-        from blackthorn.launch.probe import Refused
-        from blackthorn.launch.supervisor import NotYet
+        from blackthorn.launch.federation.deployment import DeploymentError
+        from blackthorn.launch.federation.probe import Refused
+        from blackthorn.launch.processes.supervisor import NotYet
         from blackthorn.server_app.run import RunFailed
         from blackthorn.strategies import NotEnoughClients
         from blackthorn.strategies.ledger import LedgerInUse

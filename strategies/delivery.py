@@ -3,7 +3,7 @@
 Flower's own `send_and_receive` pulls all replies in one call: a client that announces a reply and
 never uploads it holds that call for minutes, and a reply that cannot be read raises out of it.
 Here every reply is pulled on its own, in its own thread, and the deadline is ours; so is what a
-reply may weigh (`reply_pull.py`).
+reply may weigh (`flower_port/grpc_grid.py`).
 """
 
 import contextlib
@@ -16,8 +16,9 @@ import grpc
 from flwr.app import Message
 from flwr.serverapp import Grid
 
+from blackthorn.flower_port.grpc_grid import UNFINISHED, Allowance, ReplyRefused, pull_reply
+
 from .link import LinkDown, call_within
-from .reply_pull import UNFINISHED, Allowance, ReplyRefused, pull_reply
 
 LATE = "no reply by the deadline"
 UNSENT = "the message could not be sent"

@@ -1,22 +1,18 @@
 """What the guard of the SuperLink says of the nodes' keys: whose they are, and what it refused.
 
-The guard (package `guard`) answers on the ServerApps' own port. Other SuperLinks do not know the
-call: then nothing is known of any key, and nothing was refused.
+The guard answers on the ServerApps' own port. Other SuperLinks do not know the call: then nothing
+is known of any key, and nothing was refused.
 """
 
-import json
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-import grpc
 from flwr.serverapp import Grid
 
-from .screening import one_line
+from blackthorn.flower_port.grpc_grid import guard_report
 
-REPORT = "/blackthorn.Guard/Report"
-_CALL_SECONDS = 2.0
+from .screening import one_line
 
 logger = logging.getLogger("blackthorn")
 
@@ -56,14 +52,14 @@ class GuardedLink:
 
     def holders(self, grid: Grid) -> dict[int, KeyHolder]:
         """The keys' holders by their nodes' ids."""
-        nodes = _ask(grid).get("nodes", {})
+        nodes = guard_report(grid).get("nodes", {})
         return {int(node): KeyHolder(**holder) for node, holder in nodes.items()}
 
     def refusals(self, grid: Grid, clients: Mapping[int, int]) -> list[Refusal]:
         """What was refused since the last question; `clients` are the clients by their nodes."""
         first, before = self._counted is None, self._counted or {}
         counted, found = {}, []
-        for entry in _ask(grid).get("refusals", []):
+        for entry in guard_report(grid).get("refusals", []):
             name = entry["key"], entry["kind"]
             counted[name] = entry["count"]
             # A SuperLink that was started again counts from the beginning.
@@ -76,16 +72,3 @@ class GuardedLink:
         for refusal in found:
             logger.info("the SuperLink refused %s: %s", refusal.key, refusal.what)
         return found
-
-
-def _ask(grid: Grid) -> dict[str, Any]:
-    """The guard's report; empty where there is none, or no answer now."""
-    # Flower's gRPC grid has its channel there; a grid in one process has none.
-    channel = getattr(grid, "_channel", None)
-    if not isinstance(channel, grpc.Channel):
-        return {}
-    try:
-        report = json.loads(channel.unary_unary(REPORT)(b"", timeout=_CALL_SECONDS))
-    except (grpc.RpcError, ValueError):
-        return {}
-    return report if isinstance(report, dict) else {}

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 import torch
 from flwr.common.constant import ErrorCode
 
+from blackthorn.flower_port.grpc_grid import UNFINISHED
+
 from .delivery import LATE, UNSENT, Delivery
 from .global_model import GlobalModel
 from .local_rule import LocalRule
-from .reply_pull import UNFINISHED
 from .reports import Rejection
 from .screening import Contribution, RejectedReply, one_line, screen_reply
 

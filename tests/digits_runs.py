@@ -8,7 +8,7 @@ import numpy as np
 from rich.console import Console
 from safetensors.numpy import load_file
 
-from blackthorn.launch.simulate import simulate
+from blackthorn.launch.commands.simulate import simulate
 from blackthorn.recording.run_folder import read_metrics
 from blackthorn.settings.config import RunConfig, make_config
 from blackthorn.strategies.frame import Observer

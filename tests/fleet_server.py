@@ -33,14 +33,14 @@ from flwr.superlink.config_loader import (
 )
 
 from blackthorn.attacks.rogue.server_attacks import Keys, Peer
-from blackthorn.guard import flower
-from blackthorn.guard.checks import Sizes
-from blackthorn.guard.connections import Connections
-from blackthorn.guard.gate import Gate
-from blackthorn.guard.limits import Limits
-from blackthorn.guard.records import Records
-from blackthorn.launch.certs import make
-from blackthorn.launch.ports import LOOPBACK, free_loopback_ports
+from blackthorn.flower_port.guard import flower
+from blackthorn.flower_port.guard.checks import Sizes
+from blackthorn.flower_port.guard.connections import Connections
+from blackthorn.flower_port.guard.gate import Gate
+from blackthorn.flower_port.guard.limits import Limits
+from blackthorn.flower_port.guard.records import Records
+from blackthorn.launch.federation.certs import make
+from blackthorn.launch.processes.ports import LOOPBACK, free_loopback_ports
 
 MEMORY = ":flwr-in-memory:"
 _HEARTBEAT_SECONDS = 5.0

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from blackthorn.launch.app_bundle import COMPONENTS, stage_app, write_config
-from blackthorn.launch.control_api import ControlApi, RunStatus, is_serving
-from blackthorn.launch.ports import LOOPBACK, free_loopback_ports
-from blackthorn.launch.workplace import marked_processes
+from blackthorn.flower_port.control_api import ControlApi, RunStatus, is_serving
+from blackthorn.launch.federation.app_bundle import COMPONENTS, stage_app, write_config
+from blackthorn.launch.federation.workplace import marked_processes
+from blackthorn.launch.processes.ports import LOOPBACK, free_loopback_ports
 from blackthorn.settings.config import RunConfig, to_mapping
 
 START_SECONDS = 60.0

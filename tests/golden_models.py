@@ -15,8 +15,8 @@ import numpy as np
 from rich.console import Console
 from safetensors.numpy import load_file
 
-from blackthorn.launch.recipes import recipe_config
-from blackthorn.launch.simulate import simulate
+from blackthorn.launch.commands.recipes import recipe_config
+from blackthorn.launch.commands.simulate import simulate
 
 TESTS = Path(__file__).resolve().parent
 RECORD = TESTS / "golden_models.json"

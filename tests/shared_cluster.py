@@ -7,8 +7,8 @@ from typing import Any
 
 from rich.console import Console
 
-from blackthorn.launch.cluster import run_on
-from blackthorn.launch.flower_cluster import FlowerCluster, Node
+from blackthorn.launch.commands.cluster import run_on
+from blackthorn.launch.federation.flower_cluster import FlowerCluster, Node
 from blackthorn.settings.config import RunConfig
 
 Run = Callable[[RunConfig], dict[str, Any]]

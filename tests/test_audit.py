@@ -14,7 +14,7 @@ from mutants import mutated
 from scipy import stats
 
 from blackthorn.client_app import disclosure, dp_sgd
-from blackthorn.launch.audit import audit_report
+from blackthorn.launch.commands.audit import audit_report
 from blackthorn.settings.config import ConfigError, RunConfig, make_config
 from blackthorn.simulation.privacy_audit import AuditResult, audit
 from blackthorn.strategies import DPFedAvg, FrameOptions, PrivacyPlan, Release, RoundReport, spent

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from blackthorn.launch.certificates import (
+from blackthorn.launch.federation.certificates import (
     CertificateError,
     check_server_files,
     client_names,
     make_server_certificate,
     public_key_pem,
 )
-from blackthorn.launch.certs import make
+from blackthorn.launch.federation.certs import make
 from blackthorn.settings.config import ConfigError
 
 

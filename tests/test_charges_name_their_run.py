@@ -13,7 +13,7 @@ from digits_runs import configuration
 from rich.console import Console
 from test_resumed_spending import NOISED, ROUNDS, Killed, charged, kill, other_run, resume
 
-from blackthorn.launch.simulate import simulate
+from blackthorn.launch.commands.simulate import simulate
 from blackthorn.recording import state_files
 from blackthorn.recording.privacy import privacy_of_dead_run
 from blackthorn.recording.state_files import Saved

@@ -16,8 +16,8 @@ from blackthorn.client_app import clientapp as client_app
 from blackthorn.client_app.client_ledger import ClientLedger, LedgerUnusable, Sent
 from blackthorn.client_app.policy import PolicyRefusal
 from blackthorn.launch.cli import main
-from blackthorn.launch.client import ClientSettings
-from blackthorn.launch.client_service import _node_config
+from blackthorn.launch.federation.client_service import _node_config
+from blackthorn.launch.federation.members import ClientSettings
 from blackthorn.strategies.accounting import Release
 
 DELTA = 1e-5
@@ -270,7 +270,7 @@ def test_blackthorn_client_says_where_a_ledger_begins_and_knows_it_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     started: list[ClientSettings] = []
-    monkeypatch.setattr("blackthorn.launch.client_service.take_part", started.append)
+    monkeypatch.setattr("blackthorn.launch.federation.client_service.take_part", started.append)
     monkeypatch.chdir(tmp_path)
     ledger = tmp_path / "ledger.json"
     words = ["client", "--server", "127.0.0.1:9", "--insecure", "--client-id", "3"]

@@ -10,13 +10,13 @@ from flwr.app import Context, Message, RecordDict
 from flwr.supernode import start_client_internal
 
 from blackthorn.client_app.clientapp import app
-from blackthorn.launch import flower_programs
-from blackthorn.launch.addresses import Address
-from blackthorn.launch.client import ClientSettings
-from blackthorn.launch.client_service import AppWatch, Watch
-from blackthorn.launch.flower_programs import FAILED_CALL
-from blackthorn.launch.probe import Refused
-from blackthorn.launch.recipes import recipe_config
+from blackthorn.flower_port import programs
+from blackthorn.flower_port.programs import FAILED_CALL
+from blackthorn.launch.commands.recipes import recipe_config
+from blackthorn.launch.federation.addresses import Address
+from blackthorn.launch.federation.client_service import AppWatch, Watch
+from blackthorn.launch.federation.members import ClientSettings
+from blackthorn.launch.federation.probe import Refused
 from blackthorn.settings.config import to_mapping
 from blackthorn.strategies.enrolment import CannotTakePart, read_enrolment
 
@@ -194,7 +194,7 @@ def test_a_supernode_tells_what_the_server_said(
     """Flower logs that a call failed, and not why."""
     make = start_client_internal.make_simple_grpc_retry_invoker
     monkeypatch.setattr(start_client_internal, "make_simple_grpc_retry_invoker", make)
-    flower_programs._tell_failures()
+    programs._tell_failures()
     invoker = start_client_internal.make_simple_grpc_retry_invoker()
 
     class Failure(grpc.RpcError):

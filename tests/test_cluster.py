@@ -14,10 +14,10 @@ import pytest
 from rich.console import Console
 from shared_cluster import shared_cluster
 
-from blackthorn.launch.byzantine_nodes import cluster_nodes
-from blackthorn.launch.cluster import cluster
-from blackthorn.launch.flower_cluster import FlowerCluster, Node
-from blackthorn.launch.recipes import recipe_config
+from blackthorn.launch.commands.cluster import cluster
+from blackthorn.launch.commands.recipes import recipe_config
+from blackthorn.launch.federation.byzantine_nodes import cluster_nodes
+from blackthorn.launch.federation.flower_cluster import FlowerCluster, Node
 from blackthorn.recording.resume import resumable
 from blackthorn.recording.run_folder import read_metrics
 from blackthorn.server_app.run import RunFailed

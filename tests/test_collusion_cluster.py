@@ -8,10 +8,10 @@ import pytest
 from rich.console import Console
 from safetensors.numpy import load_file
 
-from blackthorn.launch import byzantine_nodes
-from blackthorn.launch.cluster import cluster
-from blackthorn.launch.recipes import recipe_config
-from blackthorn.launch.simulate import simulate
+from blackthorn.launch.commands.cluster import cluster
+from blackthorn.launch.commands.recipes import recipe_config
+from blackthorn.launch.commands.simulate import simulate
+from blackthorn.launch.federation import byzantine_nodes
 from blackthorn.recording.run_folder import read_metrics
 from blackthorn.settings.config import ConfigError, RunConfig
 

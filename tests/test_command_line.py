@@ -13,7 +13,7 @@ from process_watch import until
 from typer.testing import CliRunner
 
 from blackthorn.launch.cli import app, main
-from blackthorn.launch.demo import set_aside
+from blackthorn.launch.commands.demo import set_aside
 from blackthorn.recording.run_folder import read_metrics
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from blackthorn.launch.keys import key_document
+from blackthorn.launch.commands.keys import key_document
 from blackthorn.server_app.run import prepare
 from blackthorn.settings.config import (
     ConfigError,

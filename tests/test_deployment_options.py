@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from blackthorn.client_app.client_ledger import ClientLedger
-from blackthorn.launch.addresses import Address, is_loopback, parse_address
-from blackthorn.launch.certs import make
 from blackthorn.launch.cli import main
-from blackthorn.launch.client import ClientSettings
-from blackthorn.launch.client_service import _node_config
-from blackthorn.launch.ports import free_loopback_ports
+from blackthorn.launch.federation.addresses import Address, is_loopback, parse_address
+from blackthorn.launch.federation.certs import make
+from blackthorn.launch.federation.client_service import _node_config
+from blackthorn.launch.federation.members import ClientSettings
+from blackthorn.launch.processes.ports import free_loopback_ports
 from blackthorn.settings.config import ConfigError, RunConfig
 
 
@@ -162,8 +162,8 @@ def test_a_run_over_tls_knows_clients_by_their_keys(
         submitted.append(config)
         return 1
 
-    monkeypatch.setattr("blackthorn.launch.operator_options.Connection.open", nobody)
-    monkeypatch.setattr("blackthorn.launch.run_remote._submit", submit)
+    monkeypatch.setattr("blackthorn.launch.federation.operator_options.Connection.open", nobody)
+    monkeypatch.setattr("blackthorn.launch.commands.run_remote._submit", submit)
     monkeypatch.setattr(sys, "argv", ["blackthorn", "run", "recipe.toml", *arguments.split()])
     with pytest.raises(SystemExit) as caught:
         main()
@@ -205,12 +205,12 @@ def test_what_stays_on_this_machine() -> None:
         ("--ledger sent.json", None, {"ledger": "sent.json"}),
         (
             "--policy my.toml",
-            "blackthorn.launch.flower_programs:own_clientapp",
+            "blackthorn.flower_port.programs:own_clientapp",
             {"policy": "my.toml", "ledger": "my.ledger.json"},
         ),
         (
             "--policy my.toml --ledger sent.json",
-            "blackthorn.launch.flower_programs:own_clientapp",
+            "blackthorn.flower_port.programs:own_clientapp",
             {"policy": "my.toml", "ledger": "sent.json"},
         ),
     ],
@@ -225,7 +225,7 @@ def test_a_client_with_a_policy_runs_its_own_code_and_keeps_a_ledger(
     monkeypatch.chdir(tmp_path)
     Path("my.toml").write_text("max-rounds = 3\n")
     taken: list[ClientSettings] = []
-    monkeypatch.setattr("blackthorn.launch.client_service.take_part", taken.append)
+    monkeypatch.setattr("blackthorn.launch.federation.client_service.take_part", taken.append)
     words = f"client --server localhost --insecure --client-id 7 {arguments}".split()
     monkeypatch.setattr(sys, "argv", ["blackthorn", *words])
     with pytest.raises(SystemExit) as caught:

@@ -21,10 +21,10 @@ from flower_simulation import RAY_START_FAILED, RAY_STARTS, simulating_superlink
 from markdown_blocks import BadMarker, Block, blocks_of, other_test_of
 from rich.console import Console
 
-from blackthorn.launch.app_bundle import COMPONENTS, stage_app, write_config
 from blackthorn.launch.cli import main
-from blackthorn.launch.recipes import recipe_config
-from blackthorn.launch.simulate import simulate
+from blackthorn.launch.commands.recipes import recipe_config
+from blackthorn.launch.commands.simulate import simulate
+from blackthorn.launch.federation.app_bundle import COMPONENTS, stage_app, write_config
 from blackthorn.settings.config import make_config, parse_setting, read_recipe
 from blackthorn.strategies.reports import RoundReport
 

@@ -11,9 +11,9 @@ from rich.console import Console
 from safetensors.numpy import load_file
 from shared_cluster import Run, shared_cluster
 
-from blackthorn.launch.flower_cluster import FlowerCluster
-from blackthorn.launch.recipes import recipe_config
-from blackthorn.launch.simulate import simulate
+from blackthorn.launch.commands.recipes import recipe_config
+from blackthorn.launch.commands.simulate import simulate
+from blackthorn.launch.federation.flower_cluster import FlowerCluster
 from blackthorn.recording.posterior_store import read_samples, sample_rounds
 from blackthorn.recording.run_folder import read_metrics
 from blackthorn.settings.config import RunConfig

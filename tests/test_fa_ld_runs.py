@@ -19,8 +19,8 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from blackthorn.launch.cli import app
-from blackthorn.launch.recipes import recipe_config
-from blackthorn.launch.simulate import simulate
+from blackthorn.launch.commands.recipes import recipe_config
+from blackthorn.launch.commands.simulate import simulate
 from blackthorn.recording.posterior_store import sample_rounds
 from blackthorn.server_app.run import RunFailed
 from blackthorn.settings.config import RunConfig, make_config, read_recipe

@@ -12,8 +12,7 @@ import pytest
 import yaml
 
 from blackthorn.launch.cli import main
-from blackthorn.launch.client import ClientSettings
-from blackthorn.launch.server import ServerSettings
+from blackthorn.launch.federation.members import ClientSettings, ServerSettings
 
 CLIENTS, LIAR = 2, "client-2"
 
@@ -68,7 +67,7 @@ def test_every_honest_client_is_given_the_policy_and_a_ledger_of_its_own(
     """Their commands are run as far as to the server, which is not there."""
     found = services(repository, tmp_path / "deployment", POLICY=str(policy))
     taken: list[ClientSettings] = []
-    monkeypatch.setattr("blackthorn.launch.client_service.take_part", taken.append)
+    monkeypatch.setattr("blackthorn.launch.federation.client_service.take_part", taken.append)
     for number in range(CLIENTS + 1):
         words = words_on_the_host(found[f"client-{number}"])
         words[words.index("--logs") + 1] = str(tmp_path / "logs")
@@ -100,7 +99,7 @@ def test_the_container_of_the_server_runs_it_as_one_tree_that_the_engine_starts_
     found = services(repository, tmp_path, TLS=tls)
     assert found["server"]["restart"] == "unless-stopped"
     served: list[ServerSettings] = []
-    monkeypatch.setattr("blackthorn.launch.server.serve", served.append)
+    monkeypatch.setattr("blackthorn.launch.federation.server.serve", served.append)
     program, *words = shlex.split(found["server"]["command"])
     assert program == "blackthorn"
     run_command(monkeypatch, *words)

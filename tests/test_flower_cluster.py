@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from process_watch import running, until
 
-from blackthorn.launch import deployment
-from blackthorn.launch.flower_cluster import DeploymentError, FlowerCluster, Node
+from blackthorn.launch.federation import deployment
+from blackthorn.launch.federation.flower_cluster import DeploymentError, FlowerCluster, Node
 
 pytestmark = [
     pytest.mark.deployment,
@@ -331,7 +331,7 @@ def test_nothing_is_left_when_the_launcher_is_interrupted(
     launcher = f"""
 import sys, time
 from pathlib import Path
-from blackthorn.launch.flower_cluster import FlowerCluster
+from blackthorn.launch.federation.flower_cluster import FlowerCluster
 with FlowerCluster(2, Path("out"), preload=["flwr.superlink.cli", "flwr.clientapp"]) as cluster:
     run_id = cluster.submit(Path({str(app)!r}), {{
         "behaviour": "client-hangs", "num-clients": 2, "result": "r.json"
@@ -427,7 +427,7 @@ def test_only_the_waits_are_shorter() -> None:
     """In `flower-supernode` and `flower-superexec`: of Flower's sleeps, and no longer than told."""
     program = """
 import inspect, json, os, sys, time
-from blackthorn.launch import flower_programs
+from blackthorn.flower_port import programs
 from flwr.supercore.inflatable.inflatable_utils import pull_objects
 from flwr.supercore.superexec import run_superexec as executor
 import importlib
@@ -442,9 +442,9 @@ def look():
     seen.append(node.time.time() - time.time())
 sys.modules["look"] = type(sys)("look")
 sys.modules["look"].look = look
-for name in flower_programs.STANDARD_ENTRIES:
-    flower_programs.STANDARD_ENTRIES[name] = "look:look"
-look(); flower_programs.superexec(); flower_programs.supernode()
+for name in programs.STANDARD_ENTRIES:
+    programs.STANDARD_ENTRIES[name] = "look:look"
+look(); programs.superexec(); programs.supernode()
 print(json.dumps(seen))
 """
     env = {**os.environ, "BLACKTHORN_POLL_SECONDS": "0.05"}

@@ -15,8 +15,8 @@ from flwr.clientapp import ClientApp
 
 from blackthorn.attacks.byzantine_app import ByzantineApp
 from blackthorn.attacks.flwr_clientapp import lying, main
-from blackthorn.launch.flower_cluster import FlowerCluster, Node
-from blackthorn.launch.flower_programs import cold_program
+from blackthorn.launch.federation.flower_cluster import FlowerCluster, Node
+from blackthorn.launch.processes.program_files import cold_program
 
 
 def test_every_app_that_flower_loads_is_wrapped() -> None:

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from process_watch import running, until
 
-from blackthorn.launch import flower_programs
-from blackthorn.launch.workplace import fork_server_command
+from blackthorn.launch.federation.workplace import fork_server_command
+from blackthorn.launch.processes.program_files import warm_program
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="fork servers need Linux")
 
@@ -79,7 +79,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
 
 def start(server: Path, function: str, folder: Path, *arguments: str) -> subprocess.Popen[str]:
     program = f"program-{function}"
-    flower_programs.warm_program(folder, program, f"forked_program:{function}", server)
+    warm_program(folder, program, f"forked_program:{function}", server)
     environment = {name: value for name, value in os.environ.items() if name != "SERVER_ONLY"}
     return subprocess.Popen(
         [str(folder / program), *arguments],

@@ -10,7 +10,7 @@ import pytest
 
 from blackthorn.client_app import dp_sgd, private_update
 from blackthorn.installation import APP_ROOT
-from blackthorn.launch.workplace import write_secret
+from blackthorn.launch.federation.workplace import write_secret
 from blackthorn.server_app.build import build_strategy
 from blackthorn.settings.config import make_config
 from blackthorn.strategies.entropy import SeededRandomness, SystemRandomness
@@ -39,10 +39,10 @@ PROTECTED = {
     "strategies/private_averaging.py: PrivateAveraging._randomness",
     "client_app/private_update.py: _randomness",
     "client_app/dp_sgd.py: _randomness",
-    "launch/workplace.py: write_secret",
-    "launch/certificates.py: make_authority",
-    "launch/certificates.py: make_server_certificate",
-    "launch/certificates.py: make_client_key",
+    "launch/federation/workplace.py: write_secret",
+    "launch/federation/certificates.py: make_authority",
+    "launch/federation/certificates.py: make_server_certificate",
+    "launch/federation/certificates.py: make_client_key",
 }
 # What may feed a claim or a secret: 128 bits or more of the operating system's entropy.
 STRONG = ("SystemRandomness", "urandom", "token_bytes", "generate_private_key")

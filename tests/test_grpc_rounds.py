@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks import grpc_rounds
 from benchmarks.grpc_apps import Clock
-from blackthorn.launch import flower_programs
+from blackthorn.flower_port import programs
 from blackthorn.server_app.run import prepare
 from blackthorn.settings.config import make_config
 
@@ -61,10 +61,10 @@ def test_an_app_is_unpacked_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 
     monkeypatch.setattr("flwr.cli.install.install_from_fab", install)
     for fab in (b"one", b"two", b"one"):
-        assert flower_programs.install_once(fab, tmp_path) == tmp_path / fab.decode()
+        assert programs.install_once(fab, tmp_path) == tmp_path / fab.decode()
     assert unpacked == [b"one", b"two"]
     (tmp_path / "one").rmdir()
-    flower_programs.install_once(b"one", tmp_path)
+    programs.install_once(b"one", tmp_path)
     assert unpacked == [b"one", b"two", b"one"]
 
 

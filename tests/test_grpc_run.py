@@ -4,8 +4,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from blackthorn.launch.cluster import cluster
-from blackthorn.launch.recipes import recipe_config
+from blackthorn.launch.commands.cluster import cluster
+from blackthorn.launch.commands.recipes import recipe_config
 from blackthorn.recording.run_folder import read_metrics
 
 

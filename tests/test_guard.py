@@ -27,7 +27,7 @@ from blackthorn.attacks.rogue.server_attacks import (
     object_tree,
     stalled_handshakes,
 )
-from blackthorn.guard.limits import Limits
+from blackthorn.flower_port.guard.limits import Limits
 
 # What an honest call takes at most, on a machine that is busy with the whole test suite.
 PROMPT_SECONDS = 10.0

@@ -19,7 +19,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from hypothesis import strategies as st
 
 from blackthorn.attacks.rogue.server_attacks import Peer
-from blackthorn.guard.limits import Limits
+from blackthorn.flower_port.guard.limits import Limits
 
 pytestmark = pytest.mark.slow
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from blackthorn.guard import checks, flower, gate
-from blackthorn.guard.connections import address_of
-from blackthorn.guard.limits import Limits, table
-from blackthorn.guard.superlink import rotate
+from blackthorn.flower_port.guard import checks, flower, gate
+from blackthorn.flower_port.guard.connections import address_of
+from blackthorn.flower_port.guard.limits import Limits, table
+from blackthorn.flower_port.guard.superlink import rotate
 
 
 def test_the_page_has_the_limits_and_their_reasons(repository: Path) -> None:
@@ -24,7 +24,7 @@ def test_the_page_has_the_limits_and_their_reasons(repository: Path) -> None:
 def test_the_page_has_every_kind_of_refusal_and_which_are_offences(repository: Path) -> None:
     """As the guard's code has them, in calls of Refused and of Records.refuse."""
     told: dict[str, str] = {}
-    for path in (repository / "guard").glob("*.py"):
+    for path in (repository / "flower_port" / "guard").glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             match node:
                 case ast.Call(
@@ -99,7 +99,7 @@ def test_another_flower_is_refused_by_its_version(
 def test_a_wrong_start_of_the_superlink_ends_with_2(
     tmp_path: Path, repository: Path, arguments: tuple[str, ...], line: str
 ) -> None:
-    code = "from blackthorn.launch.flower_programs import superlink; superlink()"
+    code = "from blackthorn.flower_port.programs import superlink; superlink()"
     done = subprocess.run(
         [sys.executable, "-c", code, "--guard", str(tmp_path), "--insecure", *arguments],
         cwd=repository,

@@ -18,11 +18,11 @@ from real_deployment import Bench, bench
 from rich.console import Console
 from safetensors.numpy import load_file
 
-from blackthorn.launch.certs import make
-from blackthorn.launch.ports import free_loopback_ports
-from blackthorn.launch.recipes import recipe_config
-from blackthorn.launch.simulate import simulate
-from blackthorn.launch.workplace import CLUSTER_VARIABLE, marked_processes
+from blackthorn.launch.commands.recipes import recipe_config
+from blackthorn.launch.commands.simulate import simulate
+from blackthorn.launch.federation.certs import make
+from blackthorn.launch.federation.workplace import CLUSTER_VARIABLE, marked_processes
+from blackthorn.launch.processes.ports import free_loopback_ports
 from blackthorn.recording.run_folder import read_metrics
 
 pytestmark = [

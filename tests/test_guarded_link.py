@@ -12,14 +12,15 @@ import pytest
 from memory_grid import MemoryGrid, initial_model, quadratic_app, runs
 from test_enrolment import holds, settle
 
-from blackthorn.guard import service
-from blackthorn.guard.checks import Sizes
-from blackthorn.guard.records import Records
-from blackthorn.launch.ports import LOOPBACK
+from blackthorn.flower_port.grpc_grid import REPORT
+from blackthorn.flower_port.guard import service
+from blackthorn.flower_port.guard.checks import Sizes
+from blackthorn.flower_port.guard.records import Records
+from blackthorn.launch.processes.ports import LOOPBACK
 from blackthorn.recording.round_entries import operator_entry, round_entry
 from blackthorn.strategies import GFedAvg, RoundReport
 from blackthorn.strategies.enrolment import ClientRegistry
-from blackthorn.strategies.guarded_link import REPORT, GuardedLink, Refusal
+from blackthorn.strategies.guarded_link import GuardedLink, Refusal
 
 TOKEN = "the-token"
 KEYS = {b"key of 11": 11, b"key of 12": 12, b"key of 13": 13}

@@ -119,8 +119,10 @@ def test_completion_can_be_shown_and_installed(
 def test_who_follows_a_run_somewhere_else_need_not_wait_for_torch(repository: Path) -> None:
     code = (
         "import sys; from pathlib import Path; "
-        "from blackthorn.launch.app_bundle import bundle_own_code; "
-        "from blackthorn.launch import control_api, progress, run_log, submission; "
+        "from blackthorn.launch.federation.app_bundle import bundle_own_code; "
+        "from blackthorn.flower_port import control_api; "
+        "from blackthorn.launch.commands import progress; "
+        "from blackthorn.launch.federation import run_log, submission; "
         "bundle_own_code(Path(), {'attack': 'none'}, ['attack']); assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], cwd=repository, timeout=60, check=True)

@@ -11,8 +11,8 @@ import torch
 from digits_runs import run
 from rich.console import Console
 
-from blackthorn.launch.recipes import recipe_config
-from blackthorn.launch.simulate import simulate
+from blackthorn.launch.commands.recipes import recipe_config
+from blackthorn.launch.commands.simulate import simulate
 from blackthorn.recording.run_folder import RunFolder, read_metrics, read_summary, write_failure
 from blackthorn.reporting.run_plots import draw_plots
 from blackthorn.reporting.run_record import read_record

@@ -9,7 +9,7 @@ import pytest
 from flwr.app import Context, RecordDict
 from safetensors.numpy import load_file
 
-from blackthorn.launch.run_log import RunLog
+from blackthorn.launch.federation.run_log import RunLog
 from blackthorn.recording.interrupted import (
     NOTES_VARIABLE,
     CannotGoOn,

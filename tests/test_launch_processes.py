@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 from process_watch import running, until
 
-from blackthorn.launch import interrupts, warden
-from blackthorn.launch.app_bundle import stage_app, write_config
-from blackthorn.launch.ports import free_loopback_ports
-from blackthorn.launch.processes import ProcessGroup, ProcessKeeper
-from blackthorn.launch.workplace import Workplace, polite_poll_seconds
+from blackthorn.launch.federation.app_bundle import stage_app, write_config
+from blackthorn.launch.federation.workplace import Workplace, polite_poll_seconds
+from blackthorn.launch.processes import interrupts, warden
+from blackthorn.launch.processes.ports import free_loopback_ports
+from blackthorn.launch.processes.process_groups import ProcessGroup, ProcessKeeper
 
 # A program with a child of its own, neither of which cares about SIGTERM.
 STUBBORN = """
@@ -106,7 +106,7 @@ def test_the_warden_ends_what_a_killed_launcher_leaves(tmp_path: Path) -> None:
     launcher = f"""
 import os, sys, time
 from pathlib import Path
-from blackthorn.launch.processes import ProcessKeeper
+from blackthorn.launch.processes.process_groups import ProcessKeeper
 Path("scratch").mkdir()
 Path("scratch/file").write_text("")
 keeper = ProcessKeeper(Path("scratch"))
@@ -146,7 +146,7 @@ def test_sigterm_unwinds_and_keeps_its_exit_status() -> None:
     program = textwrap.dedent(
         """
         import sys, time
-        from blackthorn.launch import interrupts
+        from blackthorn.launch.processes import interrupts
         with interrupts.termination_unwinds():
             try:
                 print("ready", flush=True)

@@ -11,7 +11,7 @@ from network import Host, network, require_namespaces
 from process_watch import until
 from real_deployment import Bench, bench
 
-from blackthorn.launch.certs import make
+from blackthorn.launch.federation.certs import make
 from blackthorn.recording.run_folder import read_metrics, read_summary
 
 pytestmark = pytest.mark.deployment

@@ -22,8 +22,8 @@ from memory_grid import MemoryGrid, silence
 
 from blackthorn.client_app.clientapp import app as client_app
 from blackthorn.installation import APP_ROOT, CODE, sent_from
-from blackthorn.launch.app_bundle import COMPONENTS, stage_app
-from blackthorn.launch.recipes import recipe_config
+from blackthorn.launch.commands.recipes import recipe_config
+from blackthorn.launch.federation.app_bundle import COMPONENTS, stage_app
 from blackthorn.server_app.serverapp import main
 from blackthorn.settings.config import ConfigError, to_mapping
 from blackthorn.strategies.enrolment import (
@@ -124,8 +124,8 @@ client = load_app("client_app.app:app", ImportError, bundle)
 
 from rich.console import Console
 from blackthorn.client_app.clientapp import app
-from blackthorn.launch.recipes import recipe_config
-from blackthorn.launch.simulate import simulate
+from blackthorn.launch.commands.recipes import recipe_config
+from blackthorn.launch.commands.simulate import simulate
 
 assert client is app
 changes = {"num-server-rounds": 1, "output-dir": str(folder), "report": True}

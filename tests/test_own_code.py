@@ -10,10 +10,10 @@ from rich.console import Console
 from safetensors.numpy import load_file
 
 from blackthorn import attacks
-from blackthorn.launch.app_bundle import bundle_own_code
-from blackthorn.launch.cluster import cluster
-from blackthorn.launch.recipes import recipe_config
-from blackthorn.launch.simulate import simulate
+from blackthorn.launch.commands.cluster import cluster
+from blackthorn.launch.commands.recipes import recipe_config
+from blackthorn.launch.commands.simulate import simulate
+from blackthorn.launch.federation.app_bundle import bundle_own_code
 from blackthorn.recording.run_folder import read_metrics, read_summary
 from blackthorn.reporting.prediction import load_run
 from blackthorn.server_app.run import RunFailed, prepare

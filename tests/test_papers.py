@@ -13,7 +13,7 @@ from blackthorn.experiments.page import Part, write_report
 from blackthorn.experiments.runner import measure, plan
 from blackthorn.experiments.store import Store
 from blackthorn.experiments.study import Cell, Experiment, Scale
-from blackthorn.launch import reproduce as command
+from blackthorn.launch.commands import reproduce as command
 
 # What makes a cell long, and how much of it is left. A tail of 20 rounds is averaged over.
 SHORT = {

@@ -12,7 +12,7 @@ from scipy.optimize import brentq
 from scipy.stats import norm
 
 from blackthorn.launch.cli import main
-from blackthorn.launch.pilot import NormRecorder, pilot_report
+from blackthorn.launch.commands.pilot import NormRecorder, pilot_report
 from blackthorn.recording.run_folder import read_metrics
 from blackthorn.strategies import Release, spent
 

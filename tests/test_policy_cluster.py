@@ -7,9 +7,9 @@ import pytest
 from shared_cluster import shared_cluster
 
 from blackthorn.client_app.client_ledger import ClientLedger
-from blackthorn.launch.app_bundle import COMPONENTS, stage_app
-from blackthorn.launch.byzantine_nodes import cluster_nodes
-from blackthorn.launch.recipes import recipe_config
+from blackthorn.launch.commands.recipes import recipe_config
+from blackthorn.launch.federation.app_bundle import COMPONENTS, stage_app
+from blackthorn.launch.federation.byzantine_nodes import cluster_nodes
 from blackthorn.recording.run_folder import read_metrics
 
 pytestmark = [
@@ -36,7 +36,7 @@ def test_a_client_with_a_policy_runs_its_own_code_and_stops_at_its_limit(
     stage_app(repository, COMPONENTS, app)
     with (app / "client_app" / "app.py").open("a") as stream:
         stream.write(SPYING.format(folder=str(seen)))
-    monkeypatch.setattr("blackthorn.launch.cluster.APP_ROOT", app)
+    monkeypatch.setattr("blackthorn.launch.commands.cluster.APP_ROOT", app)
     policy = tmp_path / "policy.toml"
     policy.write_text("max-rounds = 2\n")
     config = recipe_config(

@@ -160,7 +160,7 @@ def test_under_a_policy_a_server_names_no_folder_of_the_client_s(tmp_path: Path)
 
 
 def start(monkeypatch: pytest.MonkeyPatch, words: Sequence[str]) -> int | str | None:
-    monkeypatch.setattr("blackthorn.launch.client_service.take_part", lambda _: None)
+    monkeypatch.setattr("blackthorn.launch.federation.client_service.take_part", lambda _: None)
     command = "client --server localhost --insecure --client-id 0 --policy policy.toml --data"
     monkeypatch.setattr(sys, "argv", ["blackthorn", *command.split(), *words])
     with pytest.raises(SystemExit) as caught:

@@ -12,8 +12,8 @@ import pytest
 import torch
 from rich.console import Console
 
-from blackthorn.launch.diagnose import diagnose_runs
-from blackthorn.launch.simulate import simulate
+from blackthorn.launch.commands.diagnose import diagnose_runs
+from blackthorn.launch.commands.simulate import simulate
 from blackthorn.recording.posterior_store import read_samples
 from blackthorn.reporting.posterior_diagnostics import Traces, collect_traces, diagnose
 from blackthorn.settings.config import ConfigError, RunConfig, make_config

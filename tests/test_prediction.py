@@ -13,7 +13,7 @@ import torch
 from rich.console import Console
 from safetensors.numpy import save_file
 
-from blackthorn.launch.predict import predict as predict_command
+from blackthorn.launch.commands.predict import predict as predict_command
 from blackthorn.recording.posterior_store import FOLDER, PosteriorStore
 from blackthorn.reporting.calibration import NUM_BINS, calibration
 from blackthorn.reporting.prediction import predict

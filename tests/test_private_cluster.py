@@ -10,7 +10,7 @@ from safetensors.numpy import load_file
 from shared_cluster import Run, shared_cluster
 from test_cluster import _kill_training, _on_every_tick
 
-from blackthorn.launch.recipes import recipe_config
+from blackthorn.launch.commands.recipes import recipe_config
 from blackthorn.recording.run_folder import read_metrics
 from blackthorn.settings.config import RunConfig
 from blackthorn.strategies import spent

@@ -10,11 +10,11 @@ from pathlib import Path
 import grpc
 import pytest
 
-from blackthorn.launch.addresses import Address
-from blackthorn.launch.certs import make
-from blackthorn.launch.ports import free_loopback_ports
-from blackthorn.launch.probe import Refused, probe
-from blackthorn.launch.supervisor import NotYet
+from blackthorn.launch.federation.addresses import Address
+from blackthorn.launch.federation.certs import make
+from blackthorn.launch.federation.probe import Refused, probe
+from blackthorn.launch.processes.ports import free_loopback_ports
+from blackthorn.launch.processes.supervisor import NotYet
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +105,7 @@ def test_a_name_that_the_certificate_is_not_for(certs: Path) -> None:
 
 def make_for_a_name_alone(folder: Path) -> None:
     """A certificate that the loopback address is not in, as ours always is."""
-    from blackthorn.launch import certificates
+    from blackthorn.launch.federation import certificates
 
     names = certificates.LOOPBACK_NAMES
     try:

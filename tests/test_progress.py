@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from blackthorn.launch.cli import main
-from blackthorn.launch.progress import RoundPrinter, round_line, step_progress, time_left
+from blackthorn.launch.commands.progress import RoundPrinter, round_line, step_progress, time_left
 
 ENTRY = {
     "round": 3,

@@ -12,9 +12,9 @@ from safetensors.numpy import load_file
 
 from blackthorn.client_app.clientapp import app
 from blackthorn.client_app.training import client_generator
-from blackthorn.launch.cluster import cluster
-from blackthorn.launch.recipes import recipe_config
-from blackthorn.launch.simulate import simulate
+from blackthorn.launch.commands.cluster import cluster
+from blackthorn.launch.commands.recipes import recipe_config
+from blackthorn.launch.commands.simulate import simulate
 from blackthorn.server_app.build import build_strategy
 from blackthorn.server_app.run import prepare
 from blackthorn.settings.config import ConfigError, RunConfig, make_config, to_mapping

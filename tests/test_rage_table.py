@@ -9,7 +9,7 @@ import pytest
 from blackthorn.experiments import byzantine_mnist, rage
 from blackthorn.experiments.byzantine_mnist import ATTACKS, EXPECTED, KEYS, REMOVED
 from blackthorn.experiments.study import Context, Scale, Value
-from blackthorn.launch.recipes import recipe_config
+from blackthorn.launch.commands.recipes import recipe_config
 from blackthorn.settings.config import make_config, to_mapping
 
 FULL = Scale()

@@ -18,8 +18,8 @@ from flwr.supercore.inflatable.inflatable_object import (
 )
 from flwr.superlink.grid.grpc_grid import GrpcGrid
 
+from blackthorn.flower_port.grpc_grid import Allowance, ReplyRefused, pull_reply
 from blackthorn.strategies.delivery import exchange
-from blackthorn.strategies.reply_pull import Allowance, ReplyRefused, pull_reply
 
 LONG = 60.0
 

@@ -33,8 +33,8 @@ from blackthorn.experiments.study import (
     series,
     spread,
 )
-from blackthorn.launch import reproduce as command
 from blackthorn.launch.cli import app
+from blackthorn.launch.commands import reproduce as command
 from blackthorn.reporting.figures import new_figure
 from blackthorn.settings.config import ConfigError
 

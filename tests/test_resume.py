@@ -18,7 +18,7 @@ from real_deployment import COMMAND
 from rich.console import Console
 from safetensors.numpy import load_file
 
-from blackthorn.launch.simulate import simulate
+from blackthorn.launch.commands.simulate import simulate
 from blackthorn.recording import run_states
 from blackthorn.recording.line_log import LineLog
 from blackthorn.recording.run_folder import read_metrics, read_summary

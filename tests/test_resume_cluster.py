@@ -17,8 +17,8 @@ from safetensors.numpy import load_file
 from shared_cluster import Run, shared_cluster
 from test_cluster import _on_every_tick
 
-from blackthorn.launch.cluster import cluster
-from blackthorn.launch.recipes import recipe_config
+from blackthorn.launch.commands.cluster import cluster
+from blackthorn.launch.commands.recipes import recipe_config
 from blackthorn.recording.run_folder import METRICS, read_metrics, read_summary
 from blackthorn.server_app.run import RunFailed
 from blackthorn.settings.config import RunConfig

@@ -12,8 +12,8 @@ import pytest
 from digits_runs import configuration
 from rich.console import Console
 
-from blackthorn.launch.cluster import _deployed
-from blackthorn.launch.simulate import simulate
+from blackthorn.launch.commands.cluster import _deployed
+from blackthorn.launch.commands.simulate import simulate
 from blackthorn.recording import run_states
 from blackthorn.recording.line_log import LineLog
 from blackthorn.recording.privacy import privacy_of_dead_run

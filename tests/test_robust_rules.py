@@ -10,7 +10,7 @@ import torch
 from digits_runs import configuration, run
 from rich.console import Console
 
-from blackthorn.launch.simulate import simulate
+from blackthorn.launch.commands.simulate import simulate
 from blackthorn.recording.run_folder import read_metrics
 from blackthorn.server_app.build import build_strategy
 from blackthorn.server_app.run import RunFailed

@@ -16,10 +16,10 @@ from rich.console import Console
 from safetensors.numpy import load_file
 
 from blackthorn.attacks.rogue.behaviours import BEHAVIOURS, HUGE_BYTES
-from blackthorn.launch.cluster import cluster
-from blackthorn.launch.flower_cluster import FlowerCluster
-from blackthorn.launch.recipes import recipe_config
-from blackthorn.launch.simulate import simulate
+from blackthorn.launch.commands.cluster import cluster
+from blackthorn.launch.commands.recipes import recipe_config
+from blackthorn.launch.commands.simulate import simulate
+from blackthorn.launch.federation.flower_cluster import FlowerCluster
 from blackthorn.recording.run_folder import read_metrics
 from blackthorn.settings.config import RunConfig
 

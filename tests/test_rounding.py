@@ -6,9 +6,9 @@ import re
 import numpy as np
 import pytest
 
-from blackthorn.launch.calibrate import _release
 from blackthorn.launch.cli import app, finish
-from blackthorn.launch.progress import quality
+from blackthorn.launch.commands.calibrate import _release
+from blackthorn.launch.commands.progress import quality
 from blackthorn.settings.rounding import upward
 from blackthorn.strategies import spent
 

@@ -2,7 +2,7 @@
 
 import json
 
-from blackthorn.launch.run_log import RunLog
+from blackthorn.launch.federation.run_log import RunLog
 from blackthorn.recording.operator_log import PREFIX
 
 

@@ -16,7 +16,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from blackthorn.launch.cli import app
-from blackthorn.launch.simulate import simulate
+from blackthorn.launch.commands.simulate import simulate
 from blackthorn.recording.run_folder import read_metrics
 from blackthorn.reporting import run_plots, run_report
 from blackthorn.reporting.figures import CYCLE

@@ -11,8 +11,8 @@ from rich.console import Console
 from safetensors.numpy import load_file
 from shared_cluster import Run, shared_cluster
 
-from blackthorn.launch.recipes import recipe_config
-from blackthorn.launch.simulate import simulate
+from blackthorn.launch.commands.recipes import recipe_config
+from blackthorn.launch.commands.simulate import simulate
 from blackthorn.settings.config import RunConfig
 
 pytestmark = pytest.mark.deployment

@@ -11,9 +11,9 @@ import pytest
 import tomli_w
 from shared_cluster import shared_cluster
 
-from blackthorn.launch.flower_cluster import Node
-from blackthorn.launch.flower_programs import APP_ID
-from blackthorn.launch.recipes import recipe_config
+from blackthorn.flower_port.programs import APP_ID
+from blackthorn.launch.commands.recipes import recipe_config
+from blackthorn.launch.federation.flower_cluster import Node
 from blackthorn.settings.config import (
     ConfigError,
     RunConfig,

@@ -20,21 +20,21 @@ from flwr.supercore.retry import grpc_retry
 from flwr.supercore.superexec import run_superexec
 from flwr.superlink.federation import NoOpFederationManager
 
-from blackthorn.launch import flower_programs, serverapp_process, superlink_store
-from blackthorn.launch.addresses import Address
-from blackthorn.launch.server import ServerSettings
-from blackthorn.launch.server_programs import serverapp_environment
-from blackthorn.launch.serverapp_process import is_alive
+from blackthorn.flower_port import programs, serverapp_process, superlink_store
+from blackthorn.flower_port.serverapp_process import is_alive
+from blackthorn.launch.federation.addresses import Address
+from blackthorn.launch.federation.members import ServerSettings
+from blackthorn.launch.federation.server_programs import serverapp_environment
 from blackthorn.recording.interrupted import NOTES_VARIABLE
 
-LIVES = "import sys, pathlib; from blackthorn.launch.serverapp_process import live; "
+LIVES = "import sys, pathlib; from blackthorn.flower_port.serverapp_process import live; "
 LIVES += "live(pathlib.Path(sys.argv[1]), sys.argv[2]); print('lives', flush=True); input()"
 # A ServerApp of ours as far as Flower's handlers, which waits for replies. Arguments: whether it
 # lets go when it is to end, how long it has for that, and whose end it shares.
 WAITS = """
 import importlib, sys, time
 run_serverapp = importlib.import_module("flwr.superlink.runtime.run_serverapp")
-from blackthorn.launch import serverapp_process
+from blackthorn.flower_port import serverapp_process
 sys.argv[1:1] = ["--token", "token"]
 serverapp_process.GRACE_SECONDS = float(sys.argv[4])
 serverapp_process.adapt_serverapp()
@@ -52,7 +52,7 @@ finally:
 # Many runs are made in a store that has no room for them.
 FILLS = """
 import pathlib, resource, sys
-from blackthorn.launch import superlink_store
+from blackthorn.flower_port import superlink_store
 superlink_store.adapt_superlink()
 from flwr.supercore import sql_mixin
 if sys.argv[2] == "SQLITE_FULL":
@@ -247,8 +247,9 @@ def test_a_store_that_cannot_be_written_ends_the_superlink_and_keeps_what_it_has
 def test_the_server_itself_needs_no_torch() -> None:
     """It only looks after other programs, and holds no half a gigabyte for that."""
     loads = (
-        "import sys; from blackthorn.launch import server, server_programs, service, control_api; "
-        "import blackthorn.launch.workplace; sys.exit('torch' in sys.modules)"
+        "import sys; from blackthorn.launch.federation import server, server_programs, service; "
+        "from blackthorn.flower_port import control_api; "
+        "import blackthorn.launch.federation.workplace; sys.exit('torch' in sys.modules)"
     )
     command = [sys.executable, "-c", loads]
     assert subprocess.run(command, cwd=Path(__file__).parents[1], timeout=120).returncode == 0
@@ -346,7 +347,7 @@ def test_a_superexec_waits_out_what_passes(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_server_that_is_back_is_found_within_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grpc_retry, "MAX_RETRY_DELAY", grpc_retry.MAX_RETRY_DELAY)
-    flower_programs._retry_soon()
+    programs._retry_soon()
     waits = grpc_retry.make_simple_grpc_retry_invoker().wait_gen_factory()
     assert max(next(waits) for _ in range(20)) == 5
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from rich.console import Console
 
-from blackthorn.launch.recipes import recipe_config
-from blackthorn.launch.simulate import simulate
+from blackthorn.launch.commands.recipes import recipe_config
+from blackthorn.launch.commands.simulate import simulate
 from blackthorn.server_app.run import prepare
 from blackthorn.settings.config import ConfigError, make_config
 from blackthorn.tasks.char_lstm import CharLSTM, build_char_lstm

@@ -14,9 +14,9 @@ from process_memory import MemoryWatch
 from rich.console import Console
 
 from blackthorn.attacks.rogue.__main__ import at_random
-from blackthorn.launch.cluster import cluster
-from blackthorn.launch.flower_cluster import FlowerCluster
-from blackthorn.launch.recipes import recipe_config
+from blackthorn.launch.commands.cluster import cluster
+from blackthorn.launch.commands.recipes import recipe_config
+from blackthorn.launch.federation.flower_cluster import FlowerCluster
 from blackthorn.recording.run_folder import read_metrics
 
 pytestmark = [pytest.mark.deployment, pytest.mark.slow]

@@ -14,7 +14,7 @@ import pytest
 from digits_runs import configuration, model
 from rich.console import Console
 
-from blackthorn.launch.simulate import simulate
+from blackthorn.launch.commands.simulate import simulate
 from blackthorn.recording import run_states
 from blackthorn.recording.run_folder import read_summary
 from blackthorn.recording.state_files import read_saved

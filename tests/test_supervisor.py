@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from blackthorn.launch.processes import ProcessKeeper
-from blackthorn.launch.supervisor import NotYet, Program, Supervisor
+from blackthorn.launch.processes.process_groups import ProcessKeeper
+from blackthorn.launch.processes.supervisor import NotYet, Program, Supervisor
 
 
 @pytest.fixture

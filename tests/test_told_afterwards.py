@@ -13,8 +13,8 @@ from opacus.accountants import RDPAccountant
 from rich.console import Console
 
 from blackthorn.launch.cli import finish
-from blackthorn.launch.cluster import _fail, _Ready
-from blackthorn.launch.simulate import simulate
+from blackthorn.launch.commands.cluster import _fail, _Ready
+from blackthorn.launch.commands.simulate import simulate
 from blackthorn.recording.run_folder import read_summary
 from blackthorn.settings.rounding import upward
 from blackthorn.strategies import spent

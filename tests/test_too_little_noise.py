@@ -7,7 +7,7 @@ import pytest
 from digits_runs import configuration
 from rich.console import Console
 
-from blackthorn.launch.simulate import simulate
+from blackthorn.launch.commands.simulate import simulate
 from blackthorn.server_app.run import prepare
 from blackthorn.settings.config import ConfigError
 from blackthorn.strategies import ClipNorm, Ledger, PrivacyPlan

@@ -11,7 +11,7 @@ from digits_runs import PRIVATE, configuration
 from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from blackthorn.launch.simulate import simulate
+from blackthorn.launch.commands.simulate import simulate
 from blackthorn.recording import tracking
 from blackthorn.recording.run_folder import read_metrics, read_summary
 from blackthorn.recording.scalars import scalars

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from blackthorn.launch.simulate import simulate
+from blackthorn.launch.commands.simulate import simulate
 from blackthorn.server_app.run import prepare
 from blackthorn.settings.config import ConfigError, make_config
 from blackthorn.settings.unused_keys import unused_settings

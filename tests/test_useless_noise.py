@@ -8,7 +8,7 @@ import pytest
 from digits_runs import configuration
 from rich.console import Console
 
-from blackthorn.launch.simulate import simulate
+from blackthorn.launch.commands.simulate import simulate
 from blackthorn.recording.privacy import privacy_plan
 from blackthorn.recording.run_folder import read_summary, write_failure
 from blackthorn.server_app.run import prepare

@@ -14,8 +14,8 @@ from digits_runs import PRIVATE, configuration
 from rich.console import Console
 
 from blackthorn.launch.cli import finish
-from blackthorn.launch.service import service
-from blackthorn.launch.simulate import simulate
+from blackthorn.launch.commands.simulate import simulate
+from blackthorn.launch.federation.service import service
 from blackthorn.recording.folder_place import RELEASED, WITHHELD, create_folder
 from blackthorn.recording.privacy import privacy_of_dead_run
 from blackthorn.recording.run_folder import read_summary, write_failure

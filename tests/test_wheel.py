@@ -20,8 +20,8 @@ from blackthorn.installation import code_of
 
 SECONDS = 240.0
 PACKAGES = (
-    *("attacks", "client_app", "experiments", "guard", "launch", "recording"),
-    *("reporting", "server_app", "settings", "simulation", "strategies", "tasks"),
+    *("attacks", "client_app", "experiments", "flower_port", "launch"),
+    *("recording", "reporting", "server_app", "settings", "simulation", "strategies", "tasks"),
 )
 
 # A Flower project after the quickstart, with `strategies` and `attacks` of its own.
@@ -312,7 +312,7 @@ def test_the_images_are_built_from_all_that_the_wheel_holds(repository: Path) ->
     (package,) = project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
     links = [path for path in (repository / package).iterdir() if path.is_symlink()]
     needed = {package, *(path.resolve().relative_to(repository).as_posix() for path in links)}
-    assert {"guard", "strategies", "pyproject.toml"} <= needed
+    assert {"flower_port", "strategies", "pyproject.toml"} <= needed
     let_through = {
         line.removeprefix("!")
         for line in (repository / ".dockerignore").read_text().splitlines()

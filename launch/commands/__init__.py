@@ -1,0 +1,1 @@
+"""The commands of who runs things on one machine, or orders a run from a federation."""

@@ -1,0 +1,84 @@
+"""What runs on a cluster's nodes: honest SuperNodes first, then the Byzantine ones."""
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from blackthorn.attacks import get
+from blackthorn.attacks.collusion import CollusionServer, Meeting
+from blackthorn.attacks.collusion.client import ADDRESS_VARIABLE, SECONDS_VARIABLE
+from blackthorn.attacks.flwr_clientapp import ATTACK_VARIABLE
+from blackthorn.attacks.rogue.__main__ import check_behaviours
+from blackthorn.flower_port.programs import OWN_CLIENTAPP
+from blackthorn.launch.federation.deployment import DeploymentError, Node
+from blackthorn.settings.config import ConfigError, RunConfig
+
+BYZANTINE_PROGRAM = "blackthorn.attacks.flwr_clientapp:main"
+ROGUE_PROGRAM = "blackthorn.attacks.rogue.__main__:main"
+# Shares of a round's time: a colluder waits for the others, and for the whole exchange.
+_PATIENCE, _EXCHANGE = 0.25, 0.5
+
+
+def check_rogue(config: RunConfig, rogue: str) -> None:
+    """ConfigError if `rogue` names no behaviours, or no node is Byzantine."""
+    if not rogue:
+        return
+    if config.num_byzantine == 0:
+        raise ConfigError(
+            f"--rogue {rogue} has no node to run on: num-byzantine = 0, set at least --byzantine 1"
+        )
+    try:
+        check_behaviours(rogue)
+    except ValueError as error:
+        raise ConfigError(f"--rogue: {error}") from error
+
+
+@contextlib.contextmanager
+def collusion(config: RunConfig, rogue: str) -> Iterator[dict[str, str]]:
+    """The colluders' service while the run lasts, and the environment that leads nodes to it.
+
+    Empty, and no service, where nobody is there to collude or nothing to collude about.
+    """
+    colludes = config.collusion and config.num_byzantine > 1 and not rogue
+    if not colludes or get(config.attack).kind != "vector":
+        yield {}
+        return
+    meeting = Meeting(config.num_byzantine, _PATIENCE * config.round_timeout)
+    try:
+        server = CollusionServer(meeting, config.num_byzantine)
+    except OSError as error:
+        raise DeploymentError(str(error)) from error
+    seconds = _EXCHANGE * config.round_timeout
+    with server:
+        yield {ADDRESS_VARIABLE: server.address, SECONDS_VARIABLE: f"{seconds:g}"}
+
+
+def cluster_nodes(
+    config: RunConfig,
+    data: Sequence[Path],
+    rogue: str,
+    accomplices: Mapping[str, str],
+    policy: Path | None = None,
+) -> list[Node]:
+    """A node a client; the last `num-byzantine` run the Byzantine program or the rogue.
+
+    With a policy every honest client keeps it, and a ledger of its own beside it.
+    """
+    honest = config.num_clients - config.num_byzantine
+    nodes = []
+    for client in range(config.num_clients):
+        own = {"data-path": str(data[client].resolve())} if data else {}
+        if client < honest and policy is not None:
+            path = policy.resolve()
+            ledger = path.with_suffix(f".client-{client}.ledger.json")
+            kept = {"policy": str(path), "ledger": str(ledger), "data-dir": config.data_dir}
+            nodes.append(Node(config={**own, **kept}, program=OWN_CLIENTAPP))
+        elif client < honest:
+            nodes.append(Node(config=own))
+        elif rogue:
+            arguments = ["--behaviour", rogue, "--seed", str(config.seed)]
+            nodes.append(Node(rogue=ROGUE_PROGRAM, rogue_arguments=arguments))
+        else:
+            env = {ATTACK_VARIABLE: config.attack, **accomplices}
+            nodes.append(Node(config=own, program=BYZANTINE_PROGRAM, env=env))
+    return nodes

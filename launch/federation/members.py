@@ -1,0 +1,43 @@
+"""What the server and the clients of a federation are started with."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from .addresses import Address
+
+
+@dataclass(frozen=True)
+class ServerSettings:
+    """Where the server listens, and where it keeps what; no TLS where `certs` is None.
+
+    Its health service has any free port where `health` is None.
+    """
+
+    host: str
+    fleet: Address
+    control: Address
+    certs: Path | None
+    state: Path
+    resume: bool = True
+    limits: tuple[str, ...] = ()
+    health: Address | None = None
+
+
+@dataclass(frozen=True)
+class ClientSettings:
+    """One client: where its server is, who it is, and what it learns from."""
+
+    server: Address
+    ca: Path | None
+    key: Path | None
+    client_id: int
+    data: Path | None
+    data_dir: Path | None
+    policy: Path | None
+    ledger: Path | None
+    logs: Path
+    patience: float
+    program: str | None
+    warm: bool
+    # Of the ledger that is there when the client starts.
+    ledger_id: str = ""

@@ -1,0 +1,101 @@
+"""Why a server cannot be talked to, found out before Flower tries: one line that says what to do.
+
+Flower's own messages for a wrong authority, a wrong name, or TLS on one side only are poor, and
+some of these it tries again for ever.
+"""
+
+import contextlib
+import socket
+import ssl
+from pathlib import Path
+
+from blackthorn.launch.processes.supervisor import NotYet
+from blackthorn.settings.config import ConfigError
+
+from .addresses import Address
+
+_SECONDS = 10.0
+# What an HTTP/2 connection, and so gRPC, begins with; a TLS server answers it with an alert.
+_HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
+_TLS_ALERT = b"\x15"
+# OpenSSL's verification result for a name that is not in the certificate.
+_NAME_MISMATCHES = (62, 64)
+
+
+class Refused(RuntimeError):
+    """The other side will not talk to us as we are; the message says what to change."""
+
+
+def probe(server: Address, ca: Path | None) -> None:
+    """Return if a gRPC server answers at `server`, over TLS that `ca` vouches for (None: plain).
+
+    Raises NotYet where trying again later may help, Refused where it will not.
+    """
+    try:
+        with socket.create_connection((server.host, server.port), timeout=_SECONDS) as connection:
+            if ca is None:
+                _probe_plain(connection, server)
+            else:
+                _probe_tls(connection, server, ca)
+    except socket.gaierror as error:
+        raise NotYet(f"the server's name {server.host} cannot be resolved: {error}") from error
+    except OSError as error:
+        raise NotYet(
+            f"nobody answers at {server}: {error.strerror or error}; does the server run, and "
+            "does its firewall let this port through?"
+        ) from error
+
+
+def check_authority(ca: Path) -> None:
+    """ConfigError unless the file holds certificates, in PEM."""
+    try:
+        _trusting(ca)
+    except Refused as error:
+        raise ConfigError(str(error)) from error
+
+
+def _trusting(ca: Path) -> ssl.SSLContext:
+    try:
+        return ssl.create_default_context(cafile=str(ca))
+    except (OSError, ssl.SSLError) as error:
+        raise Refused(
+            f"--ca {ca} is not a certificate that can be read: {error.strerror or error}"
+        ) from error
+
+
+def _probe_tls(connection: socket.socket, server: Address, ca: Path) -> None:
+    context = _trusting(ca)
+    context.set_alpn_protocols(["h2"])
+    try:
+        with context.wrap_socket(connection, server_hostname=server.host):
+            return
+    except ssl.SSLCertVerificationError as error:
+        raise Refused(_why_not_verified(error, server, ca)) from error
+    except ssl.SSLError as error:
+        raise Refused(
+            f"{server} does not speak TLS ({error.reason}): it was started with --insecure, or "
+            "something else listens there"
+        ) from error
+
+
+def _why_not_verified(error: ssl.SSLCertVerificationError, server: Address, ca: Path) -> str:
+    if error.verify_code in _NAME_MISMATCHES:
+        return (
+            f"the server's certificate is not for {server.host}: use a name that it is for, or "
+            f"make one with: blackthorn certs DIR --host {server.host}"
+        )
+    if "expired" in error.verify_message:
+        return f"the certificate of {server} has expired: its operator must make a new one"
+    return (
+        f"{server} is not the server that --ca {ca} vouches for ({error.verify_message}): get "
+        "ca.crt from the server's operator"
+    )
+
+
+def _probe_plain(connection: socket.socket, server: Address) -> None:
+    connection.sendall(_HTTP2_PREFACE)
+    answer = b""
+    with contextlib.suppress(ConnectionResetError):
+        answer = connection.recv(1)
+    if answer in (_TLS_ALERT, b""):
+        raise Refused(f"{server} wants TLS: give --ca ca.crt in place of --insecure")

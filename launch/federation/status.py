@@ -1,0 +1,147 @@
+"""`blackthorn status`: who is connected, last seen when, and rejected how often."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from blackthorn.launch.federation.operator_options import (
+    DEFAULT_SERVER,
+    Ca,
+    Certs,
+    IKnow,
+    Insecure,
+    Server,
+    connection,
+)
+
+if TYPE_CHECKING:
+    from blackthorn.flower_port.control_api import ControlApi
+    from blackthorn.launch.federation.run_log import RunLog
+
+# Flower takes a node for dead after two missed heartbeats.
+_PATIENCE = 2
+_LOG_SECONDS = 2.0
+
+
+def status(
+    server: Server = DEFAULT_SERVER,
+    ca: Ca = None,
+    certs: Certs = None,
+    insecure: Insecure = False,
+    i_know: IKnow = False,
+) -> None:
+    """Show the clients by registered name, and the newest run.
+
+    Example: blackthorn status --certs certs
+    """
+    to = connection(server, ca or (certs / "ca.crt" if certs else None), insecure, i_know)
+    with to.open() as control:
+        run_id, log = _newest_run(control)
+        guarded = control.guard("list") or {"refusals": []}
+        clients = client_lines(control.nodes(), log, _names(certs))
+        state = str(control.status(run_id)) if run_id is not None else ""
+    if run_id is not None:
+        done = f", round {log.last_round}/{log.rounds}" if log.rounds else ""
+        typer.echo(f"run {run_id}: {state}{done}")
+    else:
+        typer.echo("no run yet")
+    for row in table(clients):
+        typer.echo(row)
+    for refusal in guarded["refusals"]:
+        typer.echo(refusal_line(refusal))
+
+
+@dataclass(frozen=True)
+class ClientLine:
+    """What is known of one node."""
+
+    name: str
+    state: str
+    last_seen: str
+    client: str
+    rejected: str
+
+
+def client_lines(
+    nodes: list[Any], log: "RunLog", names: Mapping[bytes, str], now: datetime | None = None
+) -> list[ClientLine]:
+    """One line a node, those that are gone for good left out; by name."""
+    held = {node: client for client, node in log.nodes.items()}
+    lines = []
+    for node in nodes:
+        if node.status == "unregistered":
+            continue
+        client = held.get(node.node_id)
+        rejected = "" if client is None else str(log.rejections.get(client, 0))
+        name = names.get(node.public_key, f"node {node.node_id}")
+        seen = _ago(_last_seen(node), now or datetime.now(UTC))
+        text = "" if client is None else str(client)
+        lines.append(ClientLine(name, node.status, seen, text, rejected))
+    return sorted(lines, key=lambda line: line.name)
+
+
+def table(lines: list[ClientLine]) -> list[str]:
+    """The lines in columns, under their headings."""
+    rows = [("name", "state", "last seen", "client", "rejected in run")]
+    rows += [(one.name, one.state, one.last_seen, one.client, one.rejected) for one in lines]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return [
+        "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
+
+
+def refusal_line(refusal: Mapping[str, Any]) -> str:
+    """What the server's guard has refused since it was started, of one key and kind."""
+    barred = "; it is barred, blackthorn register --lift lets it in" if refusal["barred"] else ""
+    return f"{refusal['key']}: refused {refusal['count']} times: {refusal['last']}{barred}"
+
+
+def _last_seen(node: Any) -> datetime | None:
+    """The last heartbeat, or the moment it signed off."""
+    if node.status == "online":
+        heartbeat = node.online_until - _PATIENCE * node.heartbeat_interval
+        return datetime.fromtimestamp(heartbeat, tz=UTC)
+    if not node.last_activated_at:
+        return None
+    if node.last_deactivated_at:
+        return datetime.fromisoformat(node.last_deactivated_at)
+    return datetime.fromisoformat(node.last_activated_at)
+
+
+def _ago(moment: datetime | None, now: datetime) -> str:
+    if moment is None:
+        return "never"
+    seconds = max(0, int((now - moment).total_seconds()))
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds // length} {unit} ago"
+    return f"{seconds} s ago"
+
+
+def _names(certs: Path | None) -> dict[bytes, str]:
+    from blackthorn.launch.federation.certificates import (
+        client_names,
+        public_key_file,
+        public_key_pem,
+    )
+
+    if certs is None:
+        return {}
+    return {public_key_pem(public_key_file(certs, n)): n for n in client_names(certs)}
+
+
+def _newest_run(control: "ControlApi") -> "tuple[int | None, RunLog]":
+    from blackthorn.launch.federation.run_log import RunLog
+
+    log = RunLog()
+    runs = control.run_ids()
+    if not runs:
+        return None, log
+    for _ in log.read(control.log(runs[-1], _LOG_SECONDS)):
+        pass
+    return runs[-1], log

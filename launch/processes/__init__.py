@@ -1,0 +1,1 @@
+"""Starting processes, keeping them alive, and ending them."""
