@@ -8,10 +8,11 @@ import json
 import os
 from pathlib import Path
 
-from blackthorn.recording.folder_place import forget_begun
+from blackthorn.recording.folder_place import CONFIG, forget_begun
 from blackthorn.recording.run_folder import read_metrics
-from blackthorn.recording.state_files import read_saved
+from blackthorn.recording.state_files import read_saved, rounds_begun_by_state
 from blackthorn.settings.config import RunConfig
+from blackthorn.settings.privacy_checks import claims_privacy, claims_sample_privacy
 from blackthorn.strategies.durable_file import replace_file
 
 # The folder of the notes; there where `blackthorn server` is.
@@ -41,12 +42,13 @@ def noted_folder(run_id: int) -> Path | None:
 def going_on(config: RunConfig, folder: Path) -> RunConfig:
     """The configuration with which the run in `folder` goes on, or begins again.
 
-    Raises CannotGoOn where rounds are done and no state of theirs is there.
+    Raises CannotGoOn where rounds are done and no state of theirs is there, and under a claim where
+    clients may have been asked for one that nothing would count.
     """
     update = {"output_dir": str(folder), "resume": ""}
     if folder.exists() and read_saved(folder) is not None:
         update["resume"] = str(folder)
-    elif read_metrics(folder):
+    elif read_metrics(folder) or _may_have_asked(config, folder):
         raise CannotGoOn(
             f"the run was interrupted and cannot go on: {folder} has no whole state "
             f"(state-every = {config.state_every})"
@@ -55,3 +57,13 @@ def going_on(config: RunConfig, folder: Path) -> RunConfig:
         # It had only just begun: these would be taken for another run's.
         forget_begun(folder)
     return config.model_copy(update=update)
+
+
+def _may_have_asked(config: RunConfig, folder: Path) -> bool:
+    """Whether the run may have asked clients for what a claim counts. A run that keeps states has
+    one, whole or not, before it does."""
+    if not (claims_privacy(config) or claims_sample_privacy(config)):
+        return False
+    if config.state_every == 0:
+        return (folder / CONFIG).exists()
+    return any(rounds_begun_by_state(folder))

@@ -22,6 +22,7 @@ from blackthorn.server_app.run import execute, prepare
 from blackthorn.server_app.serverapp import main
 from blackthorn.settings.config import RunConfig, make_config, to_mapping
 from blackthorn.simulation.engine import EngineGrid
+from blackthorn.strategies.frame import FederatedStrategy
 
 RUN = 2**63 + 7
 
@@ -105,6 +106,49 @@ def test_without_states_it_cannot_go_on_and_says_so(tmp_path: Path) -> None:
     with pytest.raises(CannotGoOn, match=r"no whole state \(state-every = 0\)"):
         going_on(config, tmp_path / "dead")
     assert len(read_metrics(tmp_path / "dead")) == 3
+
+
+CLAIMS: dict[str, dict[str, Any]] = {
+    "noise at the clients": {
+        "algorithm": "dp-fedavg",
+        "clip_norm": 1.0,
+        "noise_multiplier": 60.0,
+        "noise_location": "client",
+    },
+    "examples": {
+        "local_dp_sgd": True,
+        "dp_sgd_noise_multiplier": 2.0,
+        "dp_sgd_sample_rate": 0.1,
+        "dp_sgd_clip_norm": 1.0,
+    },
+}
+
+
+@pytest.mark.parametrize("claim", CLAIMS.values(), ids=CLAIMS.keys())
+@pytest.mark.parametrize("states", ["none", "damaged"])
+def test_under_a_claim_what_clients_have_sent_is_never_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, claim: dict[str, Any], states: str
+) -> None:
+    """The server evaluates nothing and dies in round 1, when all clients have sent: no round is on
+    record. Begun anew, and again, the run would count none of what they sent."""
+    every = 0 if states == "none" else 1
+    config = configuration(tmp_path, state_every=every, delta=1e-5, **claim)
+    prepared = prepare(config)
+
+    def die(*_: Any) -> None:
+        raise Killed
+
+    monkeypatch.setattr("blackthorn.server_app.run.evaluation_of", lambda *_: None)
+    monkeypatch.setattr(FederatedStrategy, "_evaluate_initial", lambda *_: {})
+    monkeypatch.setattr(FederatedStrategy, "_close_round", die)
+    with pytest.raises(Killed):
+        execute(prepared, EngineGrid(config, prepared.problem))
+    (tmp_path / "summary.json").unlink()
+    for state in tmp_path.glob("state/*"):
+        state.write_bytes(b"torn")
+    assert not read_metrics(tmp_path)
+    with pytest.raises(CannotGoOn, match="no whole state"):
+        going_on(config, tmp_path)
 
 
 def test_a_new_run_is_new_and_elsewhere_nothing_is_noted(
