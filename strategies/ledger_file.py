@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from .accounting import Charge, Release
 
@@ -120,7 +120,7 @@ def charge_entry(charge: Charge) -> dict[str, Any]:
         "noise_multiplier": release.noise_multiplier,
         "sample_rate": release.sample_rate,
         "drawn": list(release.drawn) if release.drawn else None,
-        **({} if release.shares is None else {"noise_shares": release.shares}),
+        **({} if release.shares == "unknown" else {"noise_shares": release.shares}),
     }
 
 
@@ -133,7 +133,10 @@ def run_of(entry: dict[str, Any]) -> str:
 
 
 def read_charge(entry: dict[str, Any]) -> Charge:
-    """What `charge_entry` wrote. Raises KeyError, TypeError or ValueError for anything else."""
+    """What `charge_entry` wrote, or an earlier version, which did not say who drew the noise.
+
+    Raises KeyError, TypeError or ValueError for anything else.
+    """
     drawn = entry["drawn"]
     if drawn is not None:
         size, population = drawn
@@ -141,10 +144,15 @@ def read_charge(entry: dict[str, Any]) -> Charge:
     z, rate = (_number(entry[key], key) for key in ("noise_multiplier", "sample_rate"))
     if rate < _LEAST_RATE:
         raise ValueError(f"sample_rate = {rate}: {_LEAST_RATE:g} or more")
-    shares = entry.get("noise_shares")
-    if shares is not None:
-        shares = _positive(shares, "noise_shares")
-    return Release(z, rate, drawn, shares), _positive(entry["rounds"], "rounds")
+    release = Release(z, rate, drawn, _shares_of(entry))
+    return release, _positive(entry["rounds"], "rounds")
+
+
+def _shares_of(entry: dict[str, Any]) -> int | Literal["unknown"] | None:
+    if "noise_shares" not in entry:
+        return "unknown"
+    shares = entry["noise_shares"]
+    return None if shares is None else _positive(shares, "noise_shares")
 
 
 def _positive(value: object, key: str) -> int:

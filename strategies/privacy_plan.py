@@ -225,6 +225,8 @@ class PrivacyPlan:
             known = (
                 "when they were asked, or their shares of the noise, in other runs of the ledger"
             )
+            if any(release.shares == "unknown" for release, _ in charges):
+                known += ", of which an earlier version did not note who drew the noise"
         clients = f" and the run's own clients, who know {known}" if known else ""
         others = "" if known else ", all other clients together included"
         return (

@@ -1,6 +1,7 @@
 """What a round releases, as inert data: accountants interpret it."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 # Beyond, epsilon's arithmetic overflows.
 LARGEST_MULTIPLIER = 1e12
@@ -14,7 +15,8 @@ class Release:
     its own with probability q (neighbours: one client added or removed). `drawn` = (n, m): n of m
     clients were drawn without replacement (neighbours: one client replaced by another). With
     q = 1 and nothing drawn there is no amplification by sampling. `shares` = s: the noise is of s
-    shares that clients drew, each of whom knows its own; None: they drew none.
+    shares that clients drew, each of whom knows its own; None: they drew none; "unknown": an
+    earlier version left it out of its ledger, and they may have.
 
     Raises ValueError for values out of range.
     """
@@ -22,7 +24,7 @@ class Release:
     noise_multiplier: float
     sample_rate: float = 1.0
     drawn: tuple[int, int] | None = None
-    shares: int | None = None
+    shares: int | Literal["unknown"] | None = None
 
     @property
     def covers_clients(self) -> bool:

@@ -132,6 +132,21 @@ def test_what_clients_know_of_an_earlier_run_of_the_ledger_counts(
     assert "all other clients together included" in alone["claim"]
 
 
+def test_a_ledger_that_does_not_say_who_drew_its_noise_covers_no_clients(tmp_path: Path) -> None:
+    """An earlier version wrote the same for noise at the server and at the clients."""
+    path = tmp_path / "ledger.json"
+    assert private_run(tmp_path / "a", ledger=str(path))["privacy"]["covers_clients"]
+    content = json.loads(path.read_text())
+    for charge in content["charges"]:
+        del charge["noise_shares"]
+    path.write_text(json.dumps(content))
+    for again in ("b", "c"):
+        told = private_run(tmp_path / again, ledger=str(path))["privacy"]
+        assert told["covers_clients"] is False
+        assert "an earlier version did not note who drew the noise" in told["claim"]
+        assert "all other clients together included" not in told["claim"]
+
+
 def test_every_round_at_the_terminal_says_what_was_spent(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
