@@ -14,9 +14,9 @@ from scipy import stats
 from blackthorn.client_app.configured_rule import configured_rule
 from blackthorn.client_app.messages import RoundRequest, start_vector
 from blackthorn.settings.config import RunConfig
+from blackthorn.simulation.auditing import Finding, lower_bound
 from blackthorn.simulation.engine import EngineGrid
 from blackthorn.strategies import PrivacyPlan, Release, spent
-from blackthorn.strategies.auditing import Finding, lower_bound
 from blackthorn.strategies.local_rule import (
     NOISE_MULTIPLIER,
     NOISE_SHARES,

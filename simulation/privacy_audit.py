@@ -14,12 +14,12 @@ from blackthorn.recording.privacy import privacy_plan
 from blackthorn.server_app.build import frame_options
 from blackthorn.settings.config import ConfigError, RunConfig
 from blackthorn.settings.privacy_checks import claims_sample_privacy, has_central_claim, is_noised
+from blackthorn.simulation.auditing import Finding, lower_bound, one_shot_epsilon
 from blackthorn.simulation.canaries import CanaryGrid, random_directions
 from blackthorn.simulation.engine import EngineGrid
 from blackthorn.simulation.noise_audit import attack_local_claim
 from blackthorn.simulation.sample_audit import attack_sample_claim
 from blackthorn.strategies import DPFedAvg, DPNormFedAvg, FrameOptions, PrivacyPlan, spent
-from blackthorn.strategies.auditing import Finding, lower_bound, one_shot_epsilon
 from blackthorn.strategies.private_averaging import PrivateAveraging
 from blackthorn.strategies.reports import RoundReport
 from blackthorn.tasks.problem import Problem, load_problem

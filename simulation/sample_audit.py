@@ -15,8 +15,8 @@ from blackthorn.client_app.configured_rule import configured_rule
 from blackthorn.client_app.dp_sgd import dp_sgd_of
 from blackthorn.client_app.messages import RoundRequest, start_vector
 from blackthorn.settings.config import RunConfig
+from blackthorn.simulation.auditing import Finding, lower_bound
 from blackthorn.simulation.engine import EngineGrid
-from blackthorn.strategies.auditing import Finding, lower_bound
 from blackthorn.strategies.local_rule import RULE, UNNAMED, LocalRule
 from blackthorn.tasks.datasets import Examples
 from blackthorn.tasks.flat_model import FlatModel

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from blackthorn.settings.own_code import is_own_code, own_function
-from blackthorn.tasks.small_cnn import SmallCNN
+from blackthorn.tasks.small_cnn.model import SmallCNN
 
 MODEL_NAMES = ("logistic", "mlp-H[-H...]", "cnn")
 _MLP = re.compile(r"mlp(-[1-9][0-9]{0,5})+")

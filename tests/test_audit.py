@@ -16,14 +16,14 @@ from scipy import stats
 from blackthorn.client_app import disclosure, dp_sgd
 from blackthorn.launch.commands.audit import audit_report
 from blackthorn.settings.config import ConfigError, RunConfig, make_config
-from blackthorn.simulation.privacy_audit import AuditResult, audit
-from blackthorn.strategies import DPFedAvg, FrameOptions, PrivacyPlan, Release, RoundReport, spent
-from blackthorn.strategies.auditing import (
+from blackthorn.simulation.auditing import (
     clopper_pearson,
     gaussian_pair_epsilon,
     lower_bound,
     one_shot_epsilon,
 )
+from blackthorn.simulation.privacy_audit import AuditResult, audit
+from blackthorn.strategies import DPFedAvg, FrameOptions, PrivacyPlan, Release, RoundReport, spent
 from blackthorn.strategies.private_averaging import PrivateAveraging
 
 # Arithmetic.

@@ -33,7 +33,7 @@ from blackthorn.tasks.flat_model import FlatModel
 from blackthorn.tasks.labelled import cross_entropy
 from blackthorn.tasks.models import build_model
 from blackthorn.tasks.shards import ExampleShard
-from blackthorn.tasks.small_cnn import ChannelsLast
+from blackthorn.tasks.small_cnn.model import ChannelsLast
 
 
 def problem(name: str, n: int = 24) -> tuple[FlatModel, torch.Tensor, ExampleShard]:

@@ -9,7 +9,7 @@ from torch import nn
 from blackthorn.settings.config import make_config
 from blackthorn.tasks.models import build_model
 from blackthorn.tasks.problem import load_problem
-from blackthorn.tasks.small_cnn import ChannelsLast
+from blackthorn.tasks.small_cnn.model import ChannelsLast
 
 
 def dimension(module: nn.Module) -> int:

@@ -11,11 +11,11 @@ from test_audit import SURE, recipe
 from blackthorn.client_app import bounding, private_update
 from blackthorn.recording.privacy import privacy_plan
 from blackthorn.settings.config import RunConfig
+from blackthorn.simulation.auditing import Finding
 from blackthorn.simulation.engine import EngineGrid
 from blackthorn.simulation.noise_audit import attack_local_claim, most_different, update_sent
 from blackthorn.simulation.privacy_audit import audit
 from blackthorn.strategies import DPFedAvg, FrameOptions, PrivacyPlan, Release, RoundReport, spent
-from blackthorn.strategies.auditing import Finding
 from blackthorn.strategies.private_averaging import PrivateAveraging
 from blackthorn.tasks.problem import load_problem
 

@@ -12,7 +12,7 @@ from blackthorn.tasks.flat_model import FlatModel
 from blackthorn.tasks.labelled import cross_entropy
 from blackthorn.tasks.models import build_model
 from blackthorn.tasks.shards import ExampleShard
-from blackthorn.tasks.small_cnn import SmallCNN
+from blackthorn.tasks.small_cnn.model import SmallCNN
 
 CLASSES = 4
 PRECISIONS = pytest.mark.parametrize(

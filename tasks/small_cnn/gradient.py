@@ -2,7 +2,7 @@
 
 Images and activations are kept as [H, W, n, C], the examples and channels of a pixel adjacent in
 memory: convolutions are then matrix products of whole rows of pixels, and the rest loops over
-adjacent numbers (small_cnn_kernels.py). A step of automatic differentiation spends most of its
+adjacent numbers (kernels.py). A step of automatic differentiation spends most of its
 time outside the products; this one a fifth. Images go there and back in blocks, always in the
 same memory, which the caches then hold.
 
@@ -26,8 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from blackthorn.tasks import small_cnn_kernels as kernels
-from blackthorn.tasks.small_cnn import FIRST, GROUPS, HIDDEN, SECOND
+from blackthorn.tasks.small_cnn import FIRST, GROUPS, HIDDEN, SECOND, kernels
 
 _BLOCK = 16  # images; with 32, which need twice the memory, a step took a tenth longer
 _Array = np.ndarray[Any, Any]

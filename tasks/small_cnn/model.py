@@ -6,12 +6,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-if TYPE_CHECKING:
-    from blackthorn.tasks.small_cnn_gradient import GradientRoom
+from blackthorn.tasks.small_cnn import FIRST, GROUPS, HIDDEN, SECOND
 
-# Channels of the convolutions, units of the dense layer, and the groups of channels: what
-# small_cnn_gradient.py computes with, too.
-FIRST, SECOND, HIDDEN, GROUPS = 16, 32, 64, 4
+if TYPE_CHECKING:
+    from blackthorn.tasks.small_cnn.gradient import GradientRoom
 
 
 class ChannelsLast(nn.Module):
@@ -63,11 +61,11 @@ class SmallCNN(nn.Sequential):
         self, params: Tensor, x: Tensor, y: Tensor, weights: Tensor
     ) -> tuple[Tensor, Tensor] | None:
         """Cross-entropies [B] and their gradients [B, d], one client after the other; see
-        FlatModel and small_cnn_gradient.py. None unless `compiled`, and on other devices."""
+        FlatModel and gradient.py. None unless `compiled`, and on other devices."""
         if not self.compiled or params.device.type != "cpu":
             return None
         # Numba, which takes as long to import as all the rest.
-        from blackthorn.tasks.small_cnn_gradient import GradientRoom
+        from blackthorn.tasks.small_cnn.gradient import GradientRoom
 
         if self._room is None:
             self._room = GradientRoom()

@@ -2,7 +2,7 @@
 
 Activations lie as [pixels, k]: the k = n C examples and channels of a pixel are adjacent, so that
 the inner loops are vectorised. Pixels count row by row. Every array has one dtype, that of the
-parameters. The mathematics is at the head of small_cnn_gradient.py.
+parameters. The mathematics is at the head of gradient.py.
 """
 
 from collections.abc import Callable
