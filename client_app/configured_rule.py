@@ -5,7 +5,8 @@ from flwr.app import ArrayRecord
 
 from blackthorn.client_app.disclosure import PublicRefusal
 from blackthorn.client_app.messages import RoundRequest, start_vector
-from blackthorn.settings.config import RunConfig, clip_units, noise_shares
+from blackthorn.settings.config import RunConfig
+from blackthorn.settings.derived import clip_units, noise_shares
 from blackthorn.settings.privacy_checks import is_noised
 from blackthorn.strategies.local_rule import (
     BOUND,

@@ -13,14 +13,8 @@ from typing import Annotated, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from blackthorn.settings.config import (
-    AlgorithmName,
-    ConfigError,
-    RunConfig,
-    check_known,
-    kebab,
-    one_line,
-)
+from blackthorn.settings.catalogue import AlgorithmName
+from blackthorn.settings.config import ConfigError, RunConfig, check_known, kebab, one_line
 from blackthorn.settings.rounding import upward
 from blackthorn.strategies.accounting import LEAST_DELTA, Charge, Release, spent
 from blackthorn.tasks.labelled import example_form, parse_input_shape

@@ -7,7 +7,8 @@ from typing import Any
 from blackthorn.recording.rounds_on_record import last_round_on_record, rounds_begun
 from blackthorn.recording.run_ledger import ledger_of_dead_run, ledger_path
 from blackthorn.recording.state_files import read_saved
-from blackthorn.settings.config import ConfigError, RunConfig, clip_units, invited
+from blackthorn.settings.config import ConfigError, RunConfig
+from blackthorn.settings.derived import clip_units, invited
 from blackthorn.settings.privacy_checks import (
     claims_privacy,
     claims_sample_privacy,

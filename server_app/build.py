@@ -7,13 +7,8 @@ from typing import Any
 
 from blackthorn import attacks
 from blackthorn.recording.privacy import local_rate_of, participation_of, privacy_plan
-from blackthorn.settings.config import (
-    ConfigError,
-    RunConfig,
-    clip_units,
-    contraction_of,
-    expected_cohort,
-)
+from blackthorn.settings.config import ConfigError, RunConfig
+from blackthorn.settings.derived import clip_units, contraction_of, expected_cohort
 from blackthorn.settings.own_code import OWN_CODE_KEYS, guarded_function, is_own_code, own_function
 from blackthorn.settings.privacy_checks import is_noised
 from blackthorn.settings.robustness_checks import rule_of, unprotected

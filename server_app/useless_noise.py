@@ -7,7 +7,8 @@ z √d / (r √T) is above 1, the model goes farther by noise than it could go b
 
 import math
 
-from blackthorn.settings.config import RunConfig, expected_cohort
+from blackthorn.settings.config import RunConfig
+from blackthorn.settings.derived import expected_cohort
 from blackthorn.strategies import PrivacyPlan
 
 

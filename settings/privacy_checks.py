@@ -1,42 +1,38 @@
 """What a run configuration may claim: the combinations under which a privacy figure would be false
 are refused here, one line each, before anything is contacted."""
 
-from typing import TYPE_CHECKING
-
+from blackthorn.settings.catalogue import PRIVATE_ALGORITHMS
+from blackthorn.settings.keys import Keys
 from blackthorn.settings.robustness_checks import is_robust
 
-if TYPE_CHECKING:
-    from blackthorn.settings.config import RunConfig
-
-PRIVATE_ALGORITHMS = ("dp-fedavg", "dp-normfedavg")
 # As for sample-rate: below, nobody is ever drawn, and sizes overflow.
 _SMALLEST_SAMPLE_RATE = 1e-9
 OR_NO_CLAIM = "or claim-privacy = false (no figure is then reported)"
 
 
-def is_noised(config: "RunConfig") -> bool:
+def is_noised(config: Keys) -> bool:
     """Whether noise is added for client-level privacy."""
     return config.algorithm in PRIVATE_ALGORITHMS or (
         config.algorithm == "ce-fedavg" and (config.noise_multiplier > 0 or config.epsilon > 0)
     )
 
 
-def claims_privacy(config: "RunConfig") -> bool:
+def claims_privacy(config: Keys) -> bool:
     """Whether the run reports a figure, so that nothing else may leave the server."""
     return is_noised(config) and config.claim_privacy and not config.insecure_seeded_noise
 
 
-def claims_sample_privacy(config: "RunConfig") -> bool:
+def claims_sample_privacy(config: Keys) -> bool:
     """Whether every client claims privacy for its single examples, against the server too."""
     return config.local_dp_sgd and config.claim_privacy and not config.insecure_seeded_noise
 
 
-def has_central_claim(config: "RunConfig") -> bool:
+def has_central_claim(config: Keys) -> bool:
     """Whether a figure of the released models is claimed, and so charged to a ledger."""
     return claims_privacy(config) and not is_robust(config)
 
 
-def check_privacy(config: "RunConfig") -> None:
+def check_privacy(config: Keys) -> None:
     """Raises ValueError, one line: what is wrong or breaks the claim, and what to set instead."""
     _check_dp_sgd(config)
     if not is_noised(config):
@@ -63,7 +59,7 @@ def check_privacy(config: "RunConfig") -> None:
     _check_charged(config)
 
 
-def _check_dp_sgd(config: "RunConfig") -> None:
+def _check_dp_sgd(config: Keys) -> None:
     if not config.local_dp_sgd:
         return
     if config.task in ("quadratic-noise", "least-squares", "shakespeare"):
@@ -99,7 +95,7 @@ def _check_dp_sgd(config: "RunConfig") -> None:
         )
 
 
-def _check_charged(config: "RunConfig") -> None:
+def _check_charged(config: Keys) -> None:
     """A ledger that is named is charged and a budget is kept to, or neither may be named."""
     if has_central_claim(config):
         return
@@ -121,7 +117,7 @@ def _check_charged(config: "RunConfig") -> None:
             )
 
 
-def _check_unused(config: "RunConfig") -> None:
+def _check_unused(config: Keys) -> None:
     noise = {"noise-multiplier": config.noise_multiplier, "epsilon": config.epsilon}
     for key, value in {**noise, "max-epsilon": config.max_epsilon}.items():
         if value > 0:
@@ -131,13 +127,13 @@ def _check_unused(config: "RunConfig") -> None:
             )
 
 
-def _check_claim(config: "RunConfig") -> None:
+def _check_claim(config: Keys) -> None:
     for broken, line in _refusals(config):
         if broken:
             raise ValueError(f"{line}, {OR_NO_CLAIM}")
 
 
-def _refusals(config: "RunConfig") -> list[tuple[bool, str]]:
+def _refusals(config: Keys) -> list[tuple[bool, str]]:
     robust = is_robust(config)
     rule = f"aggregator = {config.aggregator}"
     if config.pre_aggregator != "none":

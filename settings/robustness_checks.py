@@ -1,59 +1,24 @@
 """How many corrupt clients each aggregation rule stands: a run that assumes more is refused here,
 in one line, before anything is contacted. In a run it is the rule that refuses a round."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
+from blackthorn.settings.catalogue import AGGREGATORS, GUARANTEES, HALF, THIRD, Guarantee
+from blackthorn.settings.keys import Keys
 from blackthorn.settings.own_code import is_own_code
 
-if TYPE_CHECKING:
-    from blackthorn.settings.config import RunConfig
 
-
-@dataclass(frozen=True)
-class Guarantee:
-    """What a rule needs: fewer than `share` of the clients corrupt, and of K rows at most most(K).
-
-    `words` is the share as it is written in messages.
-    """
-
-    words: str
-    share: float
-    most: Callable[[int], int]
-
-
-_THIRD = Guarantee("a third", 1 / 3, lambda rows: (rows - 1) // 3)
-_HALF = Guarantee("half", 1 / 2, lambda rows: (rows - 1) // 2)
-_KRUM = Guarantee("half", 1 / 2, lambda rows: (rows - 3) // 2)
-_BULYAN = Guarantee("a quarter", 1 / 4, lambda rows: (rows - 3) // 4)
-
-GUARANTEES = {
-    "rage": _THIRD,
-    "median": _HALF,
-    "trimmed-mean": _HALF,
-    "krum": _KRUM,
-    "multi-krum": _KRUM,
-    "bulyan": _BULYAN,
-    "geometric-median": _HALF,
-    "centered-clipping": _HALF,
-}
-AGGREGATORS = ("auto", "mean", *GUARANTEES)
-
-
-def rule_of(config: "RunConfig") -> str:
+def rule_of(config: Keys) -> str:
     """The aggregation rule that runs, with `auto` resolved to the algorithm's own."""
     if config.aggregator != "auto":
         return config.aggregator
     return "rage" if config.algorithm == "rage" else "mean"
 
 
-def is_robust(config: "RunConfig") -> bool:
+def is_robust(config: Keys) -> bool:
     """Whether anything but the plain (weighted) mean was asked for by name."""
     return config.aggregator not in ("auto", "mean") or config.pre_aggregator != "none"
 
 
-def check_robustness(config: "RunConfig", cohort: int) -> None:
+def check_robustness(config: Keys, cohort: int) -> None:
     """Raises ValueError, one line, where the rule's guarantee cannot hold in a round.
 
     `cohort` is the number of clients in a round, or the usual number where that varies.
@@ -87,7 +52,7 @@ def check_robustness(config: "RunConfig", cohort: int) -> None:
         )
 
 
-def unprotected(config: "RunConfig", cohort: int) -> str:
+def unprotected(config: Keys, cohort: int) -> str:
     """Why a rule that was asked for does not protect, in one line; empty where it does."""
     rule = rule_of(config)
     chosen = config.num_corrupt == 0
@@ -100,12 +65,12 @@ def unprotected(config: "RunConfig", cohort: int) -> str:
     )
 
 
-def _guarantee(config: "RunConfig", rule: str) -> Guarantee:
+def _guarantee(config: Keys, rule: str) -> Guarantee:
     """The rule's; what is assumed of corrupt clients must make sense where no rule looks at it."""
-    return GUARANTEES.get(rule, _THIRD if config.aggregator == "auto" else _HALF)
+    return GUARANTEES.get(rule, THIRD if config.aggregator == "auto" else HALF)
 
 
-def _check_share(config: "RunConfig", rule: str) -> None:
+def _check_share(config: Keys, rule: str) -> None:
     guarantee = _guarantee(config, rule)
     if config.corrupt_fraction >= guarantee.share:
         raise ValueError(
@@ -115,21 +80,21 @@ def _check_share(config: "RunConfig", rule: str) -> None:
         )
 
 
-def _rows(config: "RunConfig", cohort: int) -> int:
+def _rows(config: Keys, cohort: int) -> int:
     """How many updates the rule sees of `cohort` clients."""
     if config.pre_aggregator == "bucketing":
         return -(-cohort // config.bucket_size)
     return cohort
 
 
-def _most(config: "RunConfig", rule: str, rows: int) -> int:
+def _most(config: Keys, rule: str, rows: int) -> int:
     most = _guarantee(config, rule).most(rows)
     if config.pre_aggregator == "nearest-neighbour-mixing":
-        return min(most, _HALF.most(rows))
+        return min(most, HALF.most(rows))
     return most
 
 
-def _too_many(config: "RunConfig", rule: str, cohort: int, most: int) -> str:
+def _too_many(config: Keys, rule: str, cohort: int, most: int) -> str:
     assumed = f"num-corrupt = {config.num_corrupt}"
     if config.num_corrupt < 0:
         assumed = (
@@ -147,7 +112,7 @@ def _too_many(config: "RunConfig", rule: str, cohort: int, most: int) -> str:
     )
 
 
-def assumed_corrupt(config: "RunConfig", cohort: int) -> int:
+def assumed_corrupt(config: Keys, cohort: int) -> int:
     """b among `cohort` replies, by num-corrupt or else corrupt-fraction."""
     if config.num_corrupt >= 0:
         return config.num_corrupt

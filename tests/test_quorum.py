@@ -26,7 +26,8 @@ from memory_grid import (
 from blackthorn.recording.client_history import read_history
 from blackthorn.recording.run_counts import Counts, failures_in
 from blackthorn.recording.run_folder import read_summary
-from blackthorn.settings.config import ConfigError, invited, make_config
+from blackthorn.settings.config import ConfigError, make_config
+from blackthorn.settings.derived import invited
 from blackthorn.strategies import GFedAvg, Rejection
 from blackthorn.strategies.frame import FederatedStrategy, Observer
 from blackthorn.strategies.quorum import NotEnoughReplies

@@ -14,8 +14,9 @@ from blackthorn.launch.commands.simulate import simulate
 from blackthorn.recording.run_folder import read_metrics
 from blackthorn.server_app.build import build_strategy
 from blackthorn.server_app.run import RunFailed
+from blackthorn.settings.catalogue import GUARANTEES
 from blackthorn.settings.config import ConfigError, make_config
-from blackthorn.settings.robustness_checks import GUARANTEES, assumed_corrupt
+from blackthorn.settings.robustness_checks import assumed_corrupt
 from blackthorn.strategies import (
     Buckets,
     CorruptionBound,

@@ -10,7 +10,8 @@ from memory_grid import MemoryGrid, initial_model, quadratic_app, runs
 
 from blackthorn.attacks.round_config import expected_cohort
 from blackthorn.recording.privacy import privacy_plan
-from blackthorn.settings.config import make_config, noise_shares, to_mapping
+from blackthorn.settings.config import make_config, to_mapping
+from blackthorn.settings.derived import noise_shares
 from blackthorn.strategies import (
     ClipNorm,
     DPFedAvg,

@@ -1,0 +1,212 @@
+"""Values that do not go together: refused in one line, before anything is contacted."""
+
+from blackthorn.settings.catalogue import CLIPPING_ALGORITHMS
+from blackthorn.settings.derived import clip_units, contraction_of, expected_cohort, invited
+from blackthorn.settings.keys import Keys
+from blackthorn.settings.privacy_checks import check_privacy, is_noised
+from blackthorn.settings.robustness_checks import check_robustness, is_robust
+
+# Just below the largest float32.
+_LARGEST_RATE = 3e38
+# Just above the smallest float32 of full precision: the server divides by the rate.
+_SMALLEST_RATE = 1.2e-38
+
+
+def check_combinations(config: Keys) -> None:
+    """Raises ValueError, one line, for the first that is found."""
+    _check_adversary(config)
+    _check_participation(config)
+    _check_quorum(config)
+    _check_oversampling(config)
+    _check_rates(config)
+    _check_clipping(config)
+    _check_langevin(config)
+    check_privacy(config)
+    _check_own_data(config)
+
+
+def _check_adversary(config: Keys) -> None:
+    check_robustness(config, expected_cohort(config))
+    if config.num_byzantine > config.num_clients:
+        raise ValueError(
+            f"num-byzantine = {config.num_byzantine} is not allowed: at most num-clients "
+            f"= {config.num_clients}"
+        )
+    if config.num_byzantine and config.attack == "none":
+        raise ValueError(
+            f"num-byzantine = {config.num_byzantine} with attack = none is not allowed: "
+            "say what they do (attack), or set num-byzantine = 0"
+        )
+
+
+def _check_langevin(config: Keys) -> None:
+    if config.algorithm != "fa-ld":
+        if config.participation == "with-replacement":
+            raise ValueError(
+                f"participation = with-replacement is not allowed with algorithm "
+                f"{config.algorithm}: fa-ld counts a client as often as it was drawn"
+            )
+        return
+    # Anything else would make the chain's stationary law another one than the posterior.
+    for key, value, usual in (
+        ("server-lr", config.server_lr, 1.0),
+        ("server-momentum", config.server_momentum, 0.0),
+        ("projection-radius", config.projection_radius, 0.0),
+        ("weight-decay", config.weight_decay, 0.0),
+        ("local-lr-decay", config.local_lr_decay, 1.0),
+        ("weighting", config.weighting, "uniform"),
+    ):
+        if value != usual:
+            raise ValueError(
+                f"{key} = {value} is not allowed with algorithm fa-ld: leave it {usual}"
+            )
+    if config.participation == "poisson":
+        raise ValueError(
+            "participation = poisson is not allowed with algorithm fa-ld: full, with-replacement "
+            "(scheme I) or fixed (scheme II)"
+        )
+    if is_robust(config):
+        raise ValueError(
+            f"aggregator = {config.aggregator} with pre-aggregator = {config.pre_aggregator} is "
+            "not allowed with algorithm fa-ld: auto or mean, and none (a robust rule would take "
+            "the noise of some clients away)"
+        )
+    if config.step_size == "decaying" and config.strong_convexity == 0:
+        raise ValueError(
+            "strong-convexity = 0.0 is not allowed with step-size = decaying: greater than 0"
+        )
+    if config.num_server_rounds <= config.burn_in:
+        raise ValueError(
+            f"burn-in = {config.burn_in} is not allowed with num-server-rounds = "
+            f"{config.num_server_rounds}: less, or there is no sample"
+        )
+    rounds = config.num_server_rounds - config.burn_in
+    if config.thinning > rounds:
+        raise ValueError(
+            f"thinning = {config.thinning} is not allowed with num-server-rounds = "
+            f"{config.num_server_rounds} and burn-in = {config.burn_in}: at most {rounds}, or "
+            "there is no sample"
+        )
+    for key, number in (
+        ("prior-precision", config.prior_precision),
+        ("temperature", config.temperature),
+    ):
+        if number > _LARGEST_RATE:
+            raise ValueError(
+                f"{key} = {number} is not allowed: at most {_LARGEST_RATE:g}, since training is "
+                "in float32"
+            )
+
+
+def _check_rates(config: Keys) -> None:
+    """Rates, and thresholds in either unit, are float32 numbers of full precision in any round."""
+    first = last = config.local_lr
+    _check_float32(f"local-lr = {first}", "the rate", first)
+    set_so = f"local-lr = {first}"
+    if config.local_lr_decay_when == "every-round":
+        last *= config.local_lr_decay ** (config.num_server_rounds - 1)
+        set_so += f" and local-lr-decay = {config.local_lr_decay}"
+        _check_float32(set_so, "the last round's rate", last)
+    if config.clip_norm == 0:
+        return
+    set_so = f"clip-norm = {config.clip_norm} with {set_so}"
+    _check_float32(set_so, "the threshold", config.clip_norm)
+    in_gradient = clip_units(config) == "gradient"
+    for rate in (first, last):
+        converted = config.clip_norm * rate if in_gradient else config.clip_norm / rate
+        other = "parameter" if in_gradient else "gradient"
+        _check_float32(set_so, f"at the rate {rate:g} the threshold in {other} units", converted)
+
+
+def _check_float32(set_so: str, name: str, value: float) -> None:
+    if not _SMALLEST_RATE <= value <= _LARGEST_RATE:
+        raise ValueError(
+            f"{set_so} is not allowed: {_SMALLEST_RATE:g} to {_LARGEST_RATE:g}, since training is "
+            f"in float32, and {name} is {value:g}"
+        )
+
+
+def _check_clipping(config: Keys) -> None:
+    if config.algorithm in CLIPPING_ALGORITHMS and config.clip_norm == 0:
+        raise ValueError(
+            f"clip-norm = 0.0 is not allowed with algorithm {config.algorithm}: greater than 0 "
+            "(blackthorn pilot measures a usual one)"
+        )
+    if config.algorithm not in CLIPPING_ALGORITHMS and config.clip_norm > 0:
+        raise ValueError(
+            f"clip-norm = {config.clip_norm} is not allowed with algorithm {config.algorithm}, "
+            f"which does not clip: {', '.join(CLIPPING_ALGORITHMS)} do"
+        )
+    contraction = contraction_of(config)
+    if config.output_iterate == "random-weighted" and not 0 < contraction < 1:
+        raise ValueError(
+            f"output-iterate = random-weighted is not allowed with strong-convexity x server-lr x "
+            f"local-lr x local-steps / 2 = {contraction:g}: greater than 0 and less than 1"
+        )
+
+
+def _check_quorum(config: Keys) -> None:
+    most = config.clients_per_round if config.participation == "fixed" else config.num_clients
+    if config.min_replies > most:
+        raise ValueError(
+            f"min-replies = {config.min_replies} is not allowed: at most {most}, the clients that "
+            "a round can have"
+        )
+
+
+def _check_participation(config: Keys) -> None:
+    size = config.clients_per_round
+    if config.participation == "fixed" and not 1 <= size <= config.num_clients:
+        raise ValueError(
+            f"clients-per-round = {size} is not allowed: participation fixed needs 1 to "
+            f"num-clients = {config.num_clients}"
+        )
+    if config.participation == "full" and size not in (0, config.num_clients):
+        raise ValueError(
+            f"clients-per-round = {size} is not allowed with participation full: "
+            "set participation = fixed"
+        )
+    if config.participation == "with-replacement" and size < 1:
+        raise ValueError(
+            f"clients-per-round = {size} is not allowed: participation with-replacement needs at "
+            "least 1 draw"
+        )
+    if config.participation != "poisson" and config.sample_rate != 1.0:
+        raise ValueError(
+            f"sample-rate = {config.sample_rate} is not allowed with participation "
+            f"{config.participation}: set participation = poisson or sample-rate = 1"
+        )
+
+
+def _check_oversampling(config: Keys) -> None:
+    if config.oversample == 1:
+        return
+    said = f"oversample = {config.oversample} is not allowed"
+    if config.participation != "fixed":
+        raise ValueError(
+            f"{said} with participation {config.participation}: set participation = fixed"
+        )
+    if invited(config) > config.num_clients:
+        raise ValueError(
+            f"{said}: {invited(config)} clients would be invited, at most num-clients "
+            f"= {config.num_clients}"
+        )
+    if is_noised(config):
+        raise ValueError(
+            f"{said} with noise for privacy, whose cohort is drawn and not the fastest: set 1.0"
+        )
+    if config.algorithm == "fa-ld":
+        raise ValueError(f"{said} with algorithm fa-ld, whose clients must be drawn: set 1.0")
+    if config.corrupt_fraction > 0:
+        raise ValueError(
+            f"{said} with corrupt-fraction: clients that lie may all be among the first. "
+            "Set num-corrupt to their number among the invited"
+        )
+
+
+def _check_own_data(config: Keys) -> None:
+    if config.task == "own-data" and (not config.input_shape or config.num_classes < 2):
+        raise ValueError(
+            f'input-shape = "{config.input_shape}" with num-classes = {config.num_classes} is not '
+            "allowed: task own-data needs a shape such as 1,28,28 and at least 2 classes"
+        )

@@ -1,0 +1,82 @@
+"""How a run is run, watched, written down and resumed: nothing here changes what it computes, but
+the seed and the clients that a deadline or a quorum leaves out."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from blackthorn.settings.declaration import SERVER, KeyGroup
+
+
+class Running(KeyGroup):
+    """Seed, evaluations, files, deadlines and quorum."""
+
+    seed: int = Field(0, ge=0, le=2**32 - 1, description="Seed of data split, model and sampling.")
+    evaluate_every: Annotated[int, SERVER] = Field(
+        1, ge=1, description="Rounds between evaluations."
+    )
+    instruments: bool = Field(
+        False,
+        description="Measure every client's update each round (norm, angle, tail index); not "
+        "private: they read each client's update.",
+    )
+    checkpoint_every: Annotated[int, SERVER] = Field(
+        0, ge=0, description="Rounds between checkpoints; 0: only the final model."
+    )
+    report: Annotated[bool, SERVER] = Field(
+        True, description="Draw the plots and write report.html when the run ends."
+    )
+    tensorboard: Annotated[bool, SERVER] = Field(
+        True, description="Write TensorBoard event files into the run folder."
+    )
+    mlflow_uri: Annotated[str, SERVER] = Field(
+        "",
+        description="MLflow tracking server to log the run to (http://host:5000, or a database "
+        "such as sqlite:////absolute/mlflow.db); needs MLflow. Empty: none.",
+    )
+    state_every: Annotated[int, SERVER] = Field(
+        -1,
+        ge=-1,
+        description="Rounds between states to resume from; -1: after every round, but four times "
+        "a second at most; 0: none, no resume.",
+    )
+    resume: Annotated[str, SERVER] = Field(
+        "",
+        description="Run folder of a run whose server died: it goes on there, with the same keys, "
+        "after its last state.",
+    )
+    output_dir: Annotated[str, SERVER] = Field(
+        "", description="The run's own folder; empty: a new one under runs/ where the server runs."
+    )
+    round_timeout: Annotated[float, SERVER] = Field(
+        120.0, gt=0, description="Seconds until a round's replies are due."
+    )
+    start_timeout: Annotated[float, SERVER] = Field(
+        120.0,
+        gt=0,
+        description="Seconds to wait for num-clients clients before the first round, and for "
+        "anybody when nobody is connected any more.",
+    )
+    node_authentication: Annotated[bool, SERVER] = Field(
+        False,
+        description="The SuperNodes' keys are registered: a client id then stays with the key that "
+        "had it first, also while that node is away.",
+    )
+    min_replies: Annotated[int, SERVER] = Field(
+        1, ge=0, description="Accepted replies below which a round leaves the model as it was."
+    )
+    below_quorum: Annotated[Literal["skip", "fail"], SERVER] = Field(
+        "skip",
+        description="Rounds with fewer than min-replies: skip them, or fail after fail-after of "
+        "them in a row.",
+    )
+    fail_after: Annotated[int, SERVER] = Field(
+        3, ge=1, description="below-quorum = fail: rounds in a row after which the run fails."
+    )
+    oversample: Annotated[float, SERVER] = Field(
+        1.0,
+        ge=1,
+        le=10,
+        description="participation fixed: ceil(oversample x clients-per-round) clients are "
+        "invited, and the first clients-per-round good replies end the round.",
+    )
