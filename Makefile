@@ -45,6 +45,7 @@ lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo --no-cache
 
 # In as many processes as there are cores; each of them takes some two GB.
 test: lint
