@@ -52,7 +52,10 @@ OPTIONS: dict[str, Row] = {
         lambda value, plan: value > plan.num_clients,
         "at most the plan's num_clients",
     ),
-    "start_timeout": Row("safe", "who is missing has an empty place; r stays the plan's"),
+    "start_timeout": Row(
+        "safe",
+        "who is missing has an empty place, all of them too; r stays the plan's",
+    ),
     "min_replies": Row(
         "refused",
         "a skipped round tells how many took part",

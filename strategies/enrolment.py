@@ -35,6 +35,7 @@ _MOST_PROBLEMS = 5
 # What an operator is told of a run that waits.
 WAITING = "waiting for %s connected: %g s (start-timeout) at most"
 PAUSED = "nobody is connected: the run pauses, for %g s (start-timeout) at most"
+ALONE = "nobody has been connected for %g s: the round is of noise alone, and is charged"
 
 logger = logging.getLogger("blackthorn")
 
@@ -259,12 +260,13 @@ class ClientRegistry:
         )
         logger.info("client %d is held by node %d", client.client_id, client.node_id)
 
-    def wait_for(self, grid: Grid, num_clients: int, minimum: int, timeout: float) -> None:
+    def wait_for(self, grid: Grid, num_clients: int, minimum: int | None, timeout: float) -> None:
         """Wait until `num_clients` are enrolled, at most `timeout` seconds.
 
-        Goes on with a warning if at least `minimum` are there by then; raises NotEnoughClients
-        if not. Both name the clients that are missing, and what was wrong with nodes' answers. Who
-        answers with an error is waited for all the same: it may come back with other examples.
+        Goes on with a warning if at least `minimum` are there by then, with None whoever is; raises
+        NotEnoughClients if not. Both name the clients that are missing, and what was wrong with
+        nodes' answers. Who answers with an error is waited for all the same: it may come back with
+        other examples.
         """
         deadline = time.monotonic() + timeout
         told = False
@@ -283,18 +285,18 @@ class ClientRegistry:
             "(start-timeout)"
         )
         state += self._missing(num_clients) + self._reasons()
-        if len(self.online()) < max(1, minimum):
+        if minimum is not None and len(self.online()) < max(1, minimum):
             raise NotEnoughClients(state)
         logger.warning("%s; going on with those", state)
 
-    def wait_for_any(self, grid: Grid, minimum: int, timeout: float, pause: float) -> float:
+    def wait_for_any(self, grid: Grid, minimum: int | None, timeout: float, pause: float) -> float:
         """Refresh; where fewer than `minimum` are connected, give them `timeout` seconds.
 
         A round that nobody can answer would be over at once, and a run with it: where nobody is
-        connected the run pauses, and NotEnoughClients is raised after `pause` seconds. Where
-        clients are missing, new nodes have a moment to say that they hold them. Returns since
-        when, on the monotonic clock, enough are connected as far as is known: from then the
-        round's time runs.
+        connected the run pauses, and NotEnoughClients is raised after `pause` seconds, or with
+        `minimum` None it goes on. Where clients are missing, new nodes have a moment to say that
+        they hold them. Returns since when, on the monotonic clock, enough are connected as far as
+        is known: from then the round's time runs.
         """
         began = since = time.monotonic()
         asked: set[int] = set()
@@ -303,7 +305,7 @@ class ClientRegistry:
             asked |= self.refresh(grid, max(0.0, since + timeout - time.monotonic()))
             waited = time.monotonic() - began
             online = len(self.online())
-            enough = online >= max(1, minimum)
+            enough = online >= max(1, minimum or 0)
             if not enough:
                 since = time.monotonic()
             hopeful = online < len(self._clients) and bool(asked & self.awaited())
@@ -316,11 +318,13 @@ class ClientRegistry:
                 logger.warning(PAUSED, pause)
                 paused = True
             time.sleep(min(_POLL_SECONDS, left))
-        if not online:
+        if not online and minimum is None:
+            logger.warning(ALONE, pause)
+        elif not online:
             raise NotEnoughClients(
                 f"nobody has been connected for {pause:g} s (start-timeout){self._reasons()}"
             )
-        if paused:
+        elif paused:
             logger.warning("%d clients are connected: the run goes on", online)
         return since
 

@@ -279,7 +279,8 @@ class FederatedStrategy(Strategy):
         `state()` was in another process, from the same initial arrays and options: the run goes on
         with the next round, and the result holds the metrics of those that were left.
         Raises NotEnoughClients if too few clients connect in time, or nobody is connected for
-        start_timeout seconds, NotEnoughReplies after `fail_after` rounds in a row below the quorum.
+        start_timeout seconds (under a central claim noise goes on alone), NotEnoughReplies after
+        `fail_after` rounds in a row below the quorum.
         """
         self.summary()
         result = Result()
@@ -414,8 +415,13 @@ class FederatedStrategy(Strategy):
         kept = model.arrays() if output is None else model.arrays_of(torch.from_numpy(output))
         self._iterates.restore(kept, state.values["output"])
 
+    def _least(self) -> int | None:
+        """Clients without which the run does not go on. None where nothing of the cohort may be
+        told: all others could leave, and see by its end whether the one is there."""
+        return None if self.confidential and self.quorum() == 0 else self._min_replies
+
     def _enrol_all(self, grid: Grid) -> None:
-        self._registry.wait_for(grid, self._num_clients, self._min_replies, self._start_timeout)
+        self._registry.wait_for(grid, self._num_clients, self._least(), self._start_timeout)
         # From here on they are the run's.
         self._registry.refusals(grid)
         self.on_enrolment([self._registry[client] for client in self._registry.clients()])
@@ -426,8 +432,10 @@ class FederatedStrategy(Strategy):
         """Participation and broadcast: fill `self._broadcast`."""
         began = time.monotonic()
         patience = min(self._start_timeout, timeout or self._start_timeout)
-        least, pause = self._min_replies, self._start_timeout
-        since = self._registry.wait_for_any(grid, least, patience, pause)
+        least = self._least()
+        since = self._registry.wait_for_any(
+            grid, least, patience, patience if least is None else self._start_timeout
+        )
         cohort = self.draw_cohort(self._registry.clients(), server_round)
         self.rounds_begun += 1
         shared = {**(config or {}), LOCAL_LR: self._local_lr, ROUNDS_BEGUN: self.rounds_begun}

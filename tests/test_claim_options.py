@@ -18,6 +18,7 @@ from blackthorn.strategies import (
     FrameOptions,
     FullParticipation,
     LocalRate,
+    NotEnoughClients,
     OutputIterate,
     PrivacyPlan,
     RageFilter,
@@ -80,7 +81,7 @@ def test_no_private_strategy_takes_more() -> None:
     kinds = [PrivateAveraging]
     for kind in kinds:
         kinds += kind.__subclasses__()
-        if kind.__module__.startswith("strategies."):
+        if kind.__module__.startswith("blackthorn."):
             assert inspect.signature(kind) == inspect.signature(PrivateAveraging)
 
 
@@ -185,6 +186,42 @@ def test_who_comes_late_is_not_asked_whether_or_not_another_is_there(there: bool
     strategy.start(over, initial_model(), num_rounds=3, timeout=30.0)
     asked = [m.metadata.dst_node_id for m in over.sent]
     assert asked == 3 * ([10, 11] if there else [11])
+
+
+@pytest.mark.parametrize("others", ["leave after a round", "never come"])
+@pytest.mark.parametrize("there", [True, False])
+def test_whether_a_run_goes_on_does_not_tell_that_one_client_is_there(
+    others: str, there: bool
+) -> None:
+    """All other clients may be the adversary. They leave, and see by the run's end whether it is
+    alone with nobody."""
+
+    class Left(MemoryGrid):
+        def get_node_ids(self) -> list[int]:
+            trained = [m for m in self.sent if m.metadata.message_type == "train"]
+            stay = others == "leave after a round" and not trained
+            return [node for node in super().get_node_ids() if node == 10 or stay]
+
+    nodes = grid().nodes
+    if not there:
+        del nodes[10]
+    diary: list[int] = []
+    strategy = DPFedAvg(
+        plan(),
+        local_rate=0.125,
+        start_timeout=0.2,
+        identity="query",
+        observers=[lambda report: diary.append(report.server_round)],
+    )
+    strategy.start(Left(nodes), initial_model(), num_rounds=3, timeout=0.2)
+    assert diary == [1, 2, 3]
+    assert strategy.ledger.rounds == 3
+
+
+def test_without_a_claim_a_run_with_nobody_ends() -> None:
+    strategy = DPFedAvg(plan(claim=False), local_rate=0.125, start_timeout=0.2)
+    with pytest.raises(NotEnoughClients):
+        strategy.start(MemoryGrid({}), initial_model(), num_rounds=3, timeout=0.2)
 
 
 def test_who_comes_beyond_the_population_is_not_asked() -> None:
