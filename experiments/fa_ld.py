@@ -1,6 +1,11 @@
 """FA-LD (Deng et al.): how far its chain is from a posterior, and what its samples are worth."""
 
-from blackthorn.experiments import exact_distance, posterior_fashion, sampled_distance
+from blackthorn.experiments import (
+    exact_distance,
+    exact_verdicts,
+    posterior_fashion,
+    sampled_distance,
+)
 from blackthorn.experiments.study import Experiment, Paper
 
 PAPER = Paper(
@@ -14,7 +19,7 @@ PAPER = Paper(
             "2-Wasserstein distance of the chain's law to a known posterior against step size η, "
             "local steps K, heterogeneity, shared noise ρ and participants S.",
             exact_distance.cells,
-            exact_distance.section,
+            exact_verdicts.section,
         ),
         Experiment(
             "bayes-linear",

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from blackthorn.experiments import byzantine_mnist
+from blackthorn.experiments import byzantine_mnist, byzantine_verdicts
 from blackthorn.experiments.study import Cell, Experiment, Numbers, Paper, Scale, Section
 
 
@@ -11,7 +11,7 @@ def _attack(name: str) -> Experiment:
         return byzantine_mnist.cells(scale, (name,))
 
     def section(numbers: Numbers, scale: Scale) -> Section:
-        return byzantine_mnist.attack_section(name, numbers, scale)
+        return byzantine_verdicts.attack_section(name, numbers, scale)
 
     kind = byzantine_mnist.ATTACKS[name]
     return Experiment(
@@ -34,7 +34,7 @@ PAPER = Paper(
             "All attacks: test accuracy of every rule",
             "Test accuracy in % after the last round; the same runs as those of Figures 3 and 4.",
             byzantine_mnist.all_cells,
-            byzantine_mnist.table_section,
+            byzantine_verdicts.table_section,
         ),
         *(_attack(name) for name in byzantine_mnist.ATTACKS),
     ],

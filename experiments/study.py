@@ -155,3 +155,8 @@ def spread(values: Sequence[float], digits: int = 1) -> str:
     if len(values) == 1:
         return f"{mean:.{digits}f}"
     return f"{mean:.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f})"
+
+
+def blocks(num_seeds: int, size: int) -> list[tuple[int, int]]:
+    """The seeds 0 .. num_seeds − 1 in blocks (first, past the last) of at most `size`."""
+    return [(start, min(start + size, num_seeds)) for start in range(0, num_seeds, size)]

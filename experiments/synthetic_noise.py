@@ -9,7 +9,6 @@ import torch
 
 from blackthorn.experiments.engine_run import EngineRun, run_in_lockstep
 from blackthorn.experiments.finding import Claim, Finding, between
-from blackthorn.experiments.seeds import blocks
 from blackthorn.experiments.study import (
     Cell,
     Context,
@@ -20,6 +19,7 @@ from blackthorn.experiments.study import (
     Section,
     Table,
     Value,
+    blocks,
 )
 from blackthorn.reporting.figures import CYCLE, legend_above, new_figure
 from blackthorn.settings.config import make_config

@@ -143,3 +143,24 @@ def _scalars(
             outputs = torch.softmax(outputs, dim=1)[torch.arange(len(y)), y]
         parts.append(outputs.reshape(len(y), -1)[:, 0])
     return torch.cat(parts).numpy()
+
+
+def gaussian_distance(
+    mean: Tensor, covariance: Tensor, mean_2: Tensor, covariance_2: Tensor
+) -> float:
+    """The 2-Wasserstein distance of two Gaussians with means [d] and covariances [d, d], in which
+    FA-LD's convergence is stated (Deng et al., section 5):
+
+    W2² = ‖m − m'‖² + tr(C + C' − 2 (C^½ C' C^½)^½)
+    """
+    root = _square_root(covariance.double())
+    cross = _square_root(root @ covariance_2.double() @ root)
+    squared = (mean.double() - mean_2.double()).square().sum()
+    squared += torch.trace(covariance.double() + covariance_2.double() - 2 * cross)
+    return float(squared.clamp(min=0).sqrt())
+
+
+def _square_root(matrix: Tensor) -> Tensor:
+    """The symmetric root of a symmetric positive semidefinite matrix [d, d]."""
+    values, vectors = torch.linalg.eigh(matrix)
+    return (vectors * values.clamp(min=0).sqrt()) @ vectors.T

@@ -11,7 +11,12 @@ import torch
 
 from blackthorn.recording.posterior_store import FOLDER, read_samples, sample_rounds
 from blackthorn.reporting.calibration import calibration
-from blackthorn.reporting.posterior_diagnostics import Diagnosis, collect_traces, diagnose
+from blackthorn.reporting.posterior_diagnostics import (
+    Diagnosis,
+    collect_traces,
+    diagnose,
+    gaussian_distance,
+)
 from blackthorn.reporting.posterior_plots import (
     plot_autocorrelation,
     plot_reliability,
@@ -20,7 +25,6 @@ from blackthorn.reporting.posterior_plots import (
 from blackthorn.reporting.prediction import predict_with
 from blackthorn.settings.config import RunConfig
 from blackthorn.strategies.durable_file import replace_file
-from blackthorn.strategies.wasserstein import gaussian_distance
 from blackthorn.tasks.bayes_linear import BayesLinear
 from blackthorn.tasks.labelled import LabelledTask
 from blackthorn.tasks.problem import Problem

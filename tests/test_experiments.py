@@ -19,8 +19,7 @@ from blackthorn.experiments import (
     update_tails,
 )
 from blackthorn.experiments.engine_run import EngineRun, run_alone, run_in_lockstep
-from blackthorn.experiments.seeds import blocks
-from blackthorn.experiments.study import Context, Scale
+from blackthorn.experiments.study import Context, Scale, blocks
 from blackthorn.settings.config import RunConfig, make_config
 from blackthorn.strategies.reports import RoundReport
 from blackthorn.tasks.problem import load_problem

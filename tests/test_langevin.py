@@ -29,9 +29,9 @@ from linear_law import (
 from blackthorn.client_app import langevin_training
 from blackthorn.client_app.langevin_training import LocalLangevin
 from blackthorn.client_app.training import train_clients
+from blackthorn.reporting.posterior_diagnostics import gaussian_distance
 from blackthorn.strategies import Langevin, LangevinRate, delivery, enrolment, fed_langevin
 from blackthorn.strategies.langevin import average_weights, require_balance, shares, step_size
-from blackthorn.strategies.wasserstein import gaussian_distance
 from blackthorn.tasks.flat_model import FlatModel
 from blackthorn.tasks.least_squares import LinearForm, half_squared_error
 

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from blackthorn.experiments import byzantine_mnist, rage
-from blackthorn.experiments.byzantine_mnist import ATTACKS, EXPECTED, KEYS, REMOVED
+from blackthorn.experiments.byzantine_mnist import ATTACKS, KEYS
+from blackthorn.experiments.byzantine_verdicts import EXPECTED, REMOVED
 from blackthorn.experiments.study import Context, Scale, Value
 from blackthorn.launch.commands.recipes import recipe_config
 from blackthorn.settings.config import make_config, to_mapping

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from blackthorn.experiments import (
-    byzantine_mnist,
+    byzantine_verdicts,
     catastrophes,
     clipping_cost,
     exact_distance,
+    exact_verdicts,
     posterior_fashion,
     private_fashion,
     private_quadratic,
@@ -262,23 +263,23 @@ def exact() -> dict[str, Value]:
 
 
 def test_exact_distances(exact: dict[str, Value]) -> None:
-    claims = exact_distance.section({(k, 0): v for k, v in exact.items()}, QUICK).claims
+    claims = exact_verdicts.section({(k, 0): v for k, v in exact.items()}, QUICK).claims
     assert [claim.verdict for claim in claims] == ["reproduced"] * 11
 
 
 def test_wrong_distances_do_not_reproduce(exact: dict[str, Value]) -> None:
     flat = {"eta": exact["step size"]["eta"], "w2": {"1": [0.1] * 10, "10": [0.1] * 10}}
-    assert [c.verdict for c in exact_distance.step_size_claims(flat)] == ["not", "not"]
-    assert exact_distance.local_steps_claim({"w2": [0.1] * 6}).verdict == "not"
-    assert exact_distance.heterogeneity_claim({"w2": [[0.1]] * 5}).verdict == "not"
+    assert [c.verdict for c in exact_verdicts.step_size_claims(flat)] == ["not", "not"]
+    assert exact_verdicts.local_steps_claim({"w2": [0.1] * 6}).verdict == "not"
+    assert exact_verdicts.heterogeneity_claim({"w2": [[0.1]] * 5}).verdict == "not"
     stuck = {**exact["decaying"], "decaying": exact["decaying"]["fixed"]}
-    assert not exact_distance.decaying_claim(stuck).agrees
+    assert not exact_verdicts.decaying_claim(stuck).agrees
     noise = {"w2": [0.1, 0.1, 0.1, 0.1, 0.1, 0.2], "alike": [0.1, 0.2]}
-    assert [c.verdict for c in exact_distance.shared_noise_claims(noise)] == ["not", "not"]
+    assert [c.verdict for c in exact_verdicts.shared_noise_claims(noise)] == ["not", "not"]
     # 1/√p_c applied twice: the bias of partial participation is several times what it should be.
     wrong = dict(exact["participants"])
     wrong["w2"] = {key: [3 * v for v in curve] for key, curve in wrong["w2"].items()}
-    assert [c.verdict for c in exact_distance.participants_claims(wrong)][2] == "not"
+    assert [c.verdict for c in exact_verdicts.participants_claims(wrong)][2] == "not"
 
 
 @BOTH
@@ -322,15 +323,15 @@ REMOVED = {"A.1": 40.0, "A.2": 0.0, "A.3": 100.0, "A.4": 100.0, "A.5": 0.0, "A.6
 @BOTH
 @pytest.mark.parametrize("attack", sorted(REMOVED))
 def test_attacks(scale: Scale, attack: str) -> None:
-    expected = byzantine_mnist.EXPECTED
+    expected = byzantine_verdicts.EXPECTED
     none = {rule: [value] for rule, value in expected["none"].items()}
     good = {rule: [value] for rule, value in expected[attack].items()}
-    claims = byzantine_mnist.claims(attack, good, none, [REMOVED[attack]], scale)
+    claims = byzantine_verdicts.claims(attack, good, none, [REMOVED[attack]], scale)
     assert all_agree(claims)
     # A defence that silently falls back to something else, and removes the wrong clients.
     bad = {**good, "rage": [15.0]}
     wrong = 100.0 if REMOVED[attack] < 50 else 0.0
-    claims = byzantine_mnist.claims(attack, bad, none, [wrong], scale)
+    claims = byzantine_verdicts.claims(attack, bad, none, [wrong], scale)
     told_apart = scale is FULL or attack in ("A.3", "A.4", "A.6")
     assert ({0, 2} if told_apart else {0}) <= set(differing(claims))
     assert claims[1].verdict == "not"
@@ -338,9 +339,9 @@ def test_attacks(scale: Scale, attack: str) -> None:
 
 @BOTH
 def test_the_table(scale: Scale) -> None:
-    expected = byzantine_mnist.EXPECTED
-    assert all_agree(byzantine_mnist.table_claims(expected, scale))
+    expected = byzantine_verdicts.EXPECTED
+    assert all_agree(byzantine_verdicts.table_claims(expected, scale))
     harmless = {attack: dict(expected["none"]) for attack in expected}
-    assert differing(byzantine_mnist.table_claims(harmless, scale)) == [0]
+    assert differing(byzantine_verdicts.table_claims(harmless, scale)) == [0]
     harmful = {**expected, "none": {"mean": 84.8, "rage": 60.0}}
-    assert 1 in differing(byzantine_mnist.table_claims(harmful, scale))
+    assert 1 in differing(byzantine_verdicts.table_claims(harmful, scale))

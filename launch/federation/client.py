@@ -9,9 +9,8 @@ import typer
 
 from blackthorn.flower_port.programs import OWN_CLIENTAPP
 from blackthorn.launch.federation.addresses import check_insecure, parse_address
-from blackthorn.launch.federation.folders import make_folder
 from blackthorn.launch.federation.members import ClientSettings
-from blackthorn.launch.federation.operator_options import IKnow, Insecure
+from blackthorn.launch.federation.operator_options import IKnow, Insecure, make_folder
 from blackthorn.launch.federation.service import say
 from blackthorn.settings.config import ConfigError
 

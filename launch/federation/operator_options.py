@@ -1,5 +1,6 @@
 """How an operator's commands reach the server: options they share, and the checked connection."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -83,3 +84,13 @@ def connection(server: str, ca: Path | None, insecure: bool, i_know: bool) -> Co
 
         check_authority(ca)
     return Connection(address, ca.resolve() if ca else None)
+
+
+def make_folder(folder: Path, option: str) -> None:
+    """Make the folder, readable by its owner only. ConfigError where none can be made or used."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise ConfigError(f"{option} {folder} cannot be made: {error.strerror}") from error
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise ConfigError(f"{option} {folder} cannot be written to")

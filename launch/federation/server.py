@@ -15,9 +15,8 @@ from blackthorn.launch.federation.addresses import (
     is_loopback,
     parse_address,
 )
-from blackthorn.launch.federation.folders import make_folder
 from blackthorn.launch.federation.members import ServerSettings
-from blackthorn.launch.federation.operator_options import IKnow, Insecure
+from blackthorn.launch.federation.operator_options import IKnow, Insecure, make_folder
 from blackthorn.settings.config import ConfigError
 
 _READY_SECONDS = 120.0
