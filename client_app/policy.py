@@ -15,7 +15,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from blackthorn.settings.catalogue import AlgorithmName
 from blackthorn.settings.config import ConfigError, RunConfig, check_known, kebab, one_line
-from blackthorn.settings.rounding import upward
+from blackthorn.settings.rounding import exact, upward
 from blackthorn.strategies.accounting import LEAST_DELTA, Charge, Release, spent
 from blackthorn.tasks.labelled import example_form, parse_input_shape
 from blackthorn.tasks.own_data import load_own_data
@@ -208,7 +208,7 @@ class Policy(BaseModel):
                 raise PolicyRefusal(
                     f"the round would pass the client's {name}",
                     f"the round would make epsilon {upward(epsilon, 4)} in all at delta "
-                    f"{self.delta:g}: {name} is {limit:g}",
+                    f"{exact(self.delta)}: {name} is {exact(limit)}",
                 )
 
 

@@ -3,7 +3,7 @@
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -12,7 +12,7 @@ from blackthorn.reporting.plots import PHASES
 from blackthorn.reporting.run_record import RunRecord
 from blackthorn.settings.config import RunConfig, to_mapping
 from blackthorn.settings.privacy_checks import claims_privacy
-from blackthorn.settings.rounding import upward
+from blackthorn.settings.rounding import downward, exact, upward
 
 _MOST_ROWS = 30
 _LONGEST_REASON = 300
@@ -95,7 +95,7 @@ def _spent(privacy: Mapping[str, Any] | None) -> list[Tile]:
         return []
     epsilon: Any = privacy.get("epsilon")
     value = upward(epsilon) if is_number(epsilon) else "no figure"
-    note = f"δ = {privacy['delta']:g}, {privacy['accountant']}" if is_number(epsilon) else ""
+    note = f"δ = {exact(privacy['delta'])}, {privacy['accountant']}" if is_number(epsilon) else ""
     return [Tile("privacy spent, ε", value, note)]
 
 
@@ -181,7 +181,16 @@ def privacy_facts(record: RunRecord) -> list[tuple[str, str]]:
 
 def _claim(of: str, entry: Mapping[str, Any]) -> tuple[str, str]:
     epsilon = "infinite" if entry["epsilon"] is None else upward(entry["epsilon"], 4)
-    return of, f"ε = {epsilon} at δ = {entry['delta']:g}: {entry['claim']}"
+    return of, f"ε = {epsilon} at δ = {exact(entry['delta'])}: {entry['claim']}"
+
+
+# A bound is rounded to its safe side; what it was computed from is not rounded.
+_PRIVACY_FIGURES: dict[str, Callable[[Any], str]] = {
+    "epsilon": lambda value: upward(value, 6),
+    "noise_multiplier": lambda value: downward(value, 6),
+    "delta": exact,
+    "sample_rate": exact,
+}
 
 
 def _clients_privacy(privacy: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -199,7 +208,7 @@ def _clients_privacy(privacy: Mapping[str, Any]) -> list[tuple[str, str]]:
         "rounds_of_earlier_runs": "of them in earlier runs",
     }
     facts = [
-        (label, upward(privacy[key], 6) if key == "epsilon" else _plain(privacy[key]))
+        (label, _PRIVACY_FIGURES.get(key, _plain)(privacy[key]))
         for key, label in names.items()
         if privacy.get(key) is not None
     ]

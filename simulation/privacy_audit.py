@@ -32,9 +32,11 @@ _FEWEST_RUNS = 2  # one half of them chooses the event, the other counts it
 
 @dataclass(frozen=True)
 class AuditResult:
-    """What the attacks on all claims of a recipe found."""
+    """What the attacks on all claims of a recipe found; `confidence` is that of all their lower
+    bounds together."""
 
     findings: Sequence[Finding]
+    confidence: float = 0.95
 
     @property
     def refuted(self) -> bool:
@@ -56,7 +58,8 @@ def audit(
     """Attack every claim of the recipe, each in `runs` short runs with and as many without what its
     neighbours differ in; the central one also with `canaries` in one run of all its rounds and,
     where the clients add the noise, with a canary whose fellows all fail. `build` makes the
-    strategy (by default the product's).
+    strategy (by default the product's). A mechanism that keeps its claims is refuted with
+    probability 1 - `confidence` at most, which the attacks share.
 
     Raises ConfigError for a recipe that claims nothing, ValueError for too few canaries or runs.
     """
@@ -69,22 +72,26 @@ def audit(
     if runs < _FEWEST_RUNS:
         raise ValueError(f"runs = {runs} is not allowed: {_FEWEST_RUNS} or more")
     problem = load_problem(config)
-    how = (runs, short_delta, confidence)
+    central_claim = plan is not None and has_central_claim(config)
+    at_clients = plan is not None and plan.noise_location == "client"
+    findings_to_come = central_claim * (2 + at_clients) + 2 * at_clients + of_samples
+    sure = 1 - (1 - confidence) / findings_to_come
+    how = (runs, short_delta, sure)
     attacks: list[Callable[[Done], list[Finding]]] = []
-    if plan is not None and has_central_claim(config):
+    if plan is not None and central_claim:
         central = _Central(config, problem, plan, build or _product(config))
-        attacks.append(lambda done: [central.one_shot(canaries, confidence)])  # noqa: ARG005
+        attacks.append(lambda done: [central.one_shot(canaries, sure)])  # noqa: ARG005
         attacks.append(lambda done: [central.short_runs(short_rounds, *how, done)])
-        if plan.noise_location == "client":
+        if at_clients:
             attacks.append(lambda done: [central.lonely_runs(*how, done)])
-    if plan is not None and plan.noise_location == "client":
+    if plan is not None and at_clients:
         attacks.append(lambda done: attack_local_claim(config, problem, plan, *how, done))
     if of_samples:
         attacks.append(lambda done: [attack_sample_claim(config, problem, *how, done)])
     findings, steps = [], 2 * runs
     for position, attack in enumerate(attacks):
         findings += attack(_from(advance, position * steps, len(attacks) * steps))
-    return AuditResult(findings)
+    return AuditResult(findings, confidence)
 
 
 def _from(advance: Advance, before: int, total: int) -> Done:

@@ -7,6 +7,8 @@ from typing import Literal
 
 import torch
 
+from blackthorn.settings.rounding import downward
+
 from .accounting import (
     ACCOUNTANTS,
     Accountant,
@@ -213,7 +215,7 @@ class PrivacyPlan:
             # clients knows of that one, too.
             known.append(f"when they were asked (k that pool it: a cohort of {n:g} of {m} - k)")
         if self.noise_location == "client":
-            left = f"{self.noise_multiplier:.4g} sqrt(1 - k/{self.noise_shares})"
+            left = f"{downward(self.noise_multiplier, 4)} sqrt(1 - k/{self.noise_shares})"
             known.append(f"their shares of the noise (k that pool theirs: the multiplier {left})")
         return known
 

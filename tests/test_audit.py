@@ -1,6 +1,7 @@
 """The audit's arithmetic against closed forms, and the audit against mechanisms that cheat."""
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,9 @@ from scipy import stats
 from blackthorn.client_app import disclosure, dp_sgd
 from blackthorn.launch.commands.audit import audit_report
 from blackthorn.settings.config import ConfigError, RunConfig, make_config
+from blackthorn.simulation import noise_audit, privacy_audit, sample_audit
 from blackthorn.simulation.auditing import (
+    Finding,
     clopper_pearson,
     gaussian_pair_epsilon,
     lower_bound,
@@ -86,6 +89,8 @@ def test_the_lower_bound_is_below_the_truth_and_not_far() -> None:
 
 # The noise is the operating system's: a test of a right mechanism may be wrong once in a million.
 SURE = 1 - 1e-6
+# Two lower bounds, each with 95 %.
+EACH_95 = 0.9
 
 RECIPE: dict[str, Any] = {
     "algorithm": "dp-fedavg",
@@ -149,6 +154,51 @@ def test_an_audit_in_words() -> None:
     assert "The claim is not refuted" in text
     broken = replace(result.findings[1], found=9.9)
     assert "REFUTED" in audit_report(AuditResult([result.findings[0], broken]))
+
+
+def test_a_refutation_says_how_often_a_true_claim_is_refuted() -> None:
+    text = audit_report(AuditResult([Finding("an attack", 0.05, 1.0, 2.0)]))
+    assert "REFUTED (as a true one is with probability 5 % at most" in text
+
+
+@pytest.mark.parametrize(
+    ("options", "findings"),
+    [
+        ({}, 2),
+        ({"noise_location": "client"}, 5),
+        ({"local_dp_sgd": True}, 3),
+        ({"noise_location": "client", "local_dp_sgd": True}, 6),
+    ],
+)
+def test_the_attacks_of_an_audit_share_one_error(
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], findings: int
+) -> None:
+    """A mechanism that keeps all its claims is refuted once in twenty audits at most."""
+    errors: list[float] = []
+
+    def bound(name: str, module: ModuleType, place: int) -> None:
+        real = getattr(module, name)
+
+        def noting(*arguments: Any) -> Any:
+            errors.append(1 - arguments[place])
+            return real(*arguments)
+
+        monkeypatch.setattr(module, name, noting)
+
+    for module in (privacy_audit, noise_audit, sample_audit):
+        bound("lower_bound", module, 3)
+    bound("one_shot_epsilon", privacy_audit, 3)
+    bound("_least_deviation", noise_audit, 2)
+    values = {"noise_multiplier": 20.0, "num_server_rounds": 2, **SAMPLE, "local_dp_sgd": False}
+    result = audit(recipe(**{**values, **options}), canaries=12, runs=4)
+    assert len(result.findings) == findings
+    assert 0.04 < sum(errors) < 0.0501
+
+
+def test_the_figures_of_an_audit_are_rounded_to_the_side_that_is_safe() -> None:
+    told = audit_report(AuditResult([Finding("an attack", 0.05, 1.07031, 0.99999, 1.00001)]))
+    shown = re.findall(r"epsilon +(\S+)", told)
+    assert shown == ["1.071", "1", "0.9999"]
 
 
 # The claim of single examples.
@@ -229,7 +279,7 @@ def test_one_shot_finds_the_cheat(
     build: Callable[[PrivacyPlan, FrameOptions], PrivateAveraging], canaries: int
 ) -> None:
     options = {**LONG, "num_clients": 60 if canaries == 10 else 8}
-    result = audit(recipe(**options), canaries=canaries, runs=2, build=build)
+    result = audit(recipe(**options), canaries=canaries, runs=2, build=build, confidence=EACH_95)
     assert result.findings[0].refutes
     assert result.refuted
 
@@ -257,7 +307,8 @@ def test_the_lower_bound_finds_the_cheat(
 ) -> None:
     """Half of the noise is missed less than once in 1000 times: of 4000 draws of its two laws none
     was, and the margin was 1.5 with a deviation of 0.32."""
-    result = audit(recipe(**options), canaries=10, runs=runs, short_delta=0.1, build=build)
+    how = {"short_delta": 0.1, "build": build, "confidence": EACH_95}
+    result = audit(recipe(**options), canaries=10, runs=runs, **how)
     assert result.findings[1].refutes
     assert result.refuted
 

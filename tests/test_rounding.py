@@ -9,8 +9,9 @@ import pytest
 from blackthorn.launch.cli import app, finish
 from blackthorn.launch.commands.calibrate import _release
 from blackthorn.launch.commands.progress import quality
-from blackthorn.settings.rounding import upward
-from blackthorn.strategies import spent
+from blackthorn.reporting.report_facts import _claim, _clients_privacy
+from blackthorn.settings.rounding import downward, exact, upward
+from blackthorn.strategies import ClipNorm, FullParticipation, PrivacyPlan, spent
 
 
 @pytest.mark.parametrize(
@@ -62,3 +63,45 @@ def test_the_noise_that_calibrate_prints_keeps_to_the_budget(
     assert line
     for kind, z in zip(("add-remove", "zero-out"), line.groups(), strict=True):
         assert spent([(_release(kind, 1.0, float(z)), rounds)], 1e-5, "pld").epsilon <= epsilon
+
+
+@pytest.mark.parametrize("digits", [3, 4, 5, 6])
+def test_what_there_is_is_never_above_and_never_far_below(digits: int) -> None:
+    generator = np.random.default_rng(digits)
+    for figure in 10 ** generator.uniform(-6, 6, 2000):
+        told = float(downward(figure, digits))
+        assert figure * (1 - 10.0 ** (1 - digits)) <= told <= figure
+
+
+@pytest.mark.parametrize("figure", [1e-5, 0.3, 0.30000049, 1.0000049e-5, 8.0, 0.012345649])
+def test_a_delta_is_shown_as_it_is(figure: float) -> None:
+    assert float(exact(figure)) == figure
+    assert exact(figure) == f"{figure:g}" or len(exact(figure)) > len(f"{figure:g}")
+
+
+def test_calibrate_says_of_which_numbers_its_figures_are(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    given = ["--noise-multiplier", "1.3640049", "--sample-rate", "0.30000049"]
+    given += ["--delta", "1.0000049e-05", "--rounds", "3", "--accountant", "rdp"]
+    app(["calibrate", "dp", *given], standalone_mode=False)
+    head = capsys.readouterr().out.splitlines()[0]
+    for number in ("z = 1.3640049", "share 0.30000049", "delta = 1.0000049e-05"):
+        assert number in head
+
+
+def test_the_noise_that_is_left_is_not_rounded_up() -> None:
+    plan = PrivacyPlan(
+        ClipNorm(1.0), 0.67018, 10, 3, FullParticipation(), delta=1e-3, noise_location="client"
+    )
+    assert "the multiplier 0.6701 sqrt(1 - k/10)" in plan.sentence()
+
+
+def test_the_report_shows_no_more_noise_than_there_is_and_the_delta_itself() -> None:
+    claim = {"epsilon": 1.0, "delta": 0.012345649, "claim": "a claim"}
+    assert "δ = 0.012345649" in _claim("a client", claim)[1]
+    privacy = {**claim, "noise_multiplier": 1.36400499, "sample_rate": 0.30000049}
+    shown = dict(_clients_privacy(privacy))
+    assert shown["noise multiplier z"] == "1.36400"
+    assert float(shown["noise multiplier z"]) <= privacy["noise_multiplier"]
+    assert (shown["δ"], shown["sample rate q"]) == ("0.012345649", "0.30000049")

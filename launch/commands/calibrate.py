@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 
 from blackthorn.settings.config import ConfigError
-from blackthorn.settings.rounding import upward
+from blackthorn.settings.rounding import exact, upward
 
 if TYPE_CHECKING:
     from blackthorn.strategies.accounting import Accountant, Release
@@ -109,12 +109,12 @@ def dp(
     if noise_multiplier is not None and not noise_multiplier > 0:
         raise ConfigError(f"noise-multiplier = {noise_multiplier} is not allowed: above 0")
     if epsilon is not None:
-        known, wanted = f"epsilon = {epsilon:g}", "noise-multiplier z"
+        known, wanted = f"epsilon = {exact(epsilon)}", "noise-multiplier z"
     else:
-        known, wanted = f"noise-multiplier z = {noise_multiplier:g}", "epsilon"
+        known, wanted = f"noise-multiplier z = {exact(noise_multiplier or 0.0)}", "epsilon"
     lines = [
-        f"{known}, delta = {delta:g}: {wanted} for {rounds} rounds that each ask a share "
-        f"{sample_rate:g} of the clients",
+        f"{known}, delta = {exact(delta)}: {wanted} for {rounds} rounds that each ask a share "
+        f"{exact(sample_rate)} of the clients",
         "",
         f"{'accountant':12}" + "".join(f"{kind:>14}" for kind in _RELATIONS),
     ]
