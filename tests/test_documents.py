@@ -1,6 +1,6 @@
 """Every code block of README.md and docs/ is run, or says why it cannot be.
 
-tests/markdown_blocks.py has the markers with which a page says how a block is run.
+tests/harness/markdown_blocks.py has the markers with which a page says how a block is run.
 """
 
 import contextlib

@@ -232,7 +232,7 @@ def project(tmp_path: Path) -> Path:
     for name, text in PROJECT.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(textwrap.dedent(text))
-    shutil.copy2(Path(__file__).with_name("memory_grid.py"), folder)
+    shutil.copy2(Path(__file__).with_name("harness") / "memory_grid.py", folder)
     return folder
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_shakespeare import LINE, samples, write
+from shakespeare_files import LINE, samples, write
 
 from blackthorn.server_app.claim_checks import check_evaluation
 from blackthorn.server_app.run import prepare

@@ -243,7 +243,7 @@ def test_every_figure_that_a_run_leaves_has_a_row_that_says_against_whom(
     found |= keys_of(tomllib.loads((tmp_path / "config.toml").read_text()))
     assert {"privacy.epsilon", "epsilon_rdp", "sample_epsilon"} <= found
     assert ("privacy.local.epsilon" in found) == (location == "client")
-    page = (Path(__file__).parents[1] / "docs" / "privacy.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "privacy.md").read_text()
     table = page.split("## Who may be the adversary")[1].split("\n\n")[1]
     named = {name for row in table.splitlines() for name in re.findall(r"`([^`]+)`", row)}
     other_names = {"max-epsilon": "max_epsilon", "privacy.max_epsilon": "max_epsilon"}

@@ -20,7 +20,7 @@ from pathlib import Path
 from markdown_it import MarkdownIt
 
 _MARKER = re.compile(r"<!--\s*test:\s*(.*?)\s*-->", re.DOTALL)
-_PAGE = re.compile(r"this page is tested by (tests/test_\w+\.py)")
+_PAGE = re.compile(r"this page is tested by (tests/(?:\w+/)*test_\w+\.py)")
 
 
 class BadMarker(ValueError):

@@ -1,4 +1,4 @@
-"""tests/cuda_stand_ins.py SITE: CUDA's libraries in a copy of site-packages, made small.
+"""tests/harness/cuda_stand_ins.py SITE: CUDA's libraries in a copy of site-packages, made small.
 
 PyPI's PyTorch for Linux is linked against two gigabytes of CUDA libraries, and is loaded only
 where they are, though none of them is called on a machine without a GPU. What PyTorch does not

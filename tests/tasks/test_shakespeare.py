@@ -1,6 +1,5 @@
 """Shakespeare in LEAF's layout, from small files that the tests write; and the character LSTM."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from rich.console import Console
+from shakespeare_files import LINE, samples, write
 
 from blackthorn.launch.commands.recipes import recipe_config
 from blackthorn.launch.commands.simulate import simulate
@@ -18,26 +18,7 @@ from blackthorn.tasks.datasets import DataUnavailable
 from blackthorn.tasks.problem import load_problem
 from blackthorn.tasks.shakespeare import VOCABULARY
 
-LINE = "To be, or not to be, that is the question: Whether 'tis nobler in the mind to suffer "
 USERS = {"HAMLET_1": 7, "JULIET": 4, "PUCK": 9}
-
-
-def samples(text: str, count: int) -> dict[str, list[str]]:
-    long = text * 3
-    return {
-        "x": [long[i : i + 80] for i in range(count)],
-        "y": [long[i + 80] for i in range(count)],
-    }
-
-
-def write(path: Path, users: dict[str, dict[str, list[str]]]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    content = {
-        "users": list(users),
-        "num_samples": [len(data["y"]) for data in users.values()],
-        "user_data": users,
-    }
-    path.write_text(json.dumps(content), encoding="utf-8")
 
 
 @pytest.fixture

@@ -1,5 +1,5 @@
 #!/bin/sh
-# tests/debian_base_image.sh TAG PYTHON: an image to stand in for python:3.11-slim where none can be
+# tests/harness/debian_base_image.sh TAG PYTHON: an image to stand in for python:3.11-slim where none can be
 # pulled. Debian's own packages bring Python 3.11 (debootstrap); what PYTHON's environment has
 # installed is copied into it, so that the Dockerfile's `pip install` finds everything there and
 # needs no network. PYTHON must be a 3.11 as well. Needs root, debootstrap, Debian's archive.

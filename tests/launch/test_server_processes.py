@@ -233,7 +233,7 @@ def test_a_store_that_cannot_be_written_ends_the_superlink_and_keeps_what_it_has
     done = subprocess.run(
         [sys.executable, "-c", FILLS, str(tmp_path), sign],
         cwd=Path(__file__).parent,
-        env={**os.environ, "PYTHONPATH": f"{Path(__file__).parent}:{Path(__file__).parents[1]}"},
+        env={**os.environ, "PYTHONPATH": f"{Path(__file__).parent}:{Path(__file__).parents[2]}"},
         capture_output=True,
         text=True,
         timeout=120,
@@ -252,7 +252,7 @@ def test_the_server_itself_needs_no_torch() -> None:
         "import blackthorn.launch.federation.workplace; sys.exit('torch' in sys.modules)"
     )
     command = [sys.executable, "-c", loads]
-    assert subprocess.run(command, cwd=Path(__file__).parents[1], timeout=120).returncode == 0
+    assert subprocess.run(command, cwd=Path(__file__).parents[2], timeout=120).returncode == 0
 
 
 def waiting(folder: Path, *arguments: object, holds_on: bool = False) -> subprocess.Popen[str]:

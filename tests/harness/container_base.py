@@ -35,7 +35,7 @@ def base_image(repository: Path) -> str:
     named = os.environ.get("BLACKTHORN_TEST_BASE_IMAGE", "")
     if named:
         return named
-    script = repository / "tests" / "debian_base_image.sh"
+    script = repository / "tests" / "harness" / "debian_base_image.sh"
     made_from = (repository / "constraints.txt", script, script.with_name("cuda_stand_ins.py"))
     pinned = b"".join(path.read_bytes() for path in made_from)
     name = f"blackthorn-test-base:{hashlib.sha256(pinned).hexdigest()[:12]}"

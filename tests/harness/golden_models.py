@@ -1,7 +1,7 @@
 """Short runs whose final models a change of the code must keep: every recipe, every algorithm.
 
-`python tests/golden_models.py` records them anew in golden_models.json: the models have changed
-then, which is a commit alone, with its reason in CHANGELOG.md.
+`python tests/harness/golden_models.py` records them anew in golden_models.json: the models have
+changed then, which is a commit alone, with its reason in CHANGELOG.md.
 """
 
 import hashlib
@@ -18,9 +18,9 @@ from safetensors.numpy import load_file
 from blackthorn.launch.commands.recipes import recipe_config
 from blackthorn.launch.commands.simulate import simulate
 
-TESTS = Path(__file__).resolve().parent
-RECORD = TESTS / "golden_models.json"
-RECIPES = TESTS.parent / "recipes"
+HARNESS = Path(__file__).resolve().parent
+RECORD = HARNESS / "golden_models.json"
+RECIPES = HARNESS.parents[1] / "recipes"
 _DIRECTIONS = 6
 _SHORT = {"num-server-rounds": 3, "evaluate-every": 3, "langevin-seed": 3}
 _PLAIN = {"report": False, "tensorboard": False}
