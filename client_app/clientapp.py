@@ -7,6 +7,7 @@ import torch
 from flwr.app import ConfigRecord, Context, Message
 from flwr.clientapp import ClientApp
 
+from blackthorn.flower_port.programs import answer_with
 from blackthorn.settings.config import RunConfig, make_config
 from blackthorn.strategies.local_rule import LANGEVIN
 from blackthorn.tasks.evaluation import evaluate
@@ -125,3 +126,8 @@ def evaluate_held_out(message: Message, context: Context) -> Message:
     model = client.problem.model
     params = asked_start(read_model(message), model)
     return evaluate_reply(message, len(client.held_out), evaluate(model, params, client.held_out))
+
+
+def main() -> None:
+    """The program `flwr-clientapp` of a client that runs no code of the server's."""
+    answer_with(app)

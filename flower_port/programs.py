@@ -47,8 +47,6 @@ PACED_ENTRIES = {
     "flwr-serverapp": f"{__name__}:serverapp",
     "flwr-clientapp": f"{__name__}:clientapp",
 }
-# What runs in place of the server's code on a client with a policy.
-OWN_CLIENTAPP = f"{__name__}:own_clientapp"
 GUARDED_ENTRIES = {"flower-superlink": f"{__name__}:superlink"}
 # What Flower calls our app: the publisher and the name in pyproject.toml.
 APP_ID = "blackthorn/blackthorn"
@@ -139,17 +137,12 @@ def clientapp() -> None:
     resolve_name(STANDARD_ENTRIES["flwr-clientapp"])()
 
 
-def own_clientapp() -> None:
-    """`flwr-clientapp` that answers with this installation's ClientApp: what came with the run is
-    not even unpacked."""
+def answer_with(app: "ClientApp") -> None:
+    """`flwr-clientapp` that answers with `app`: what came with the run is not even unpacked."""
     module = importlib.import_module("flwr.supernode.runtime.run_clientapp")
     vars(module)["install_from_fab"] = lambda *_, **__: None
-    vars(module)["get_load_client_app_fn"] = lambda **_: _own_app
+    vars(module)["get_load_client_app_fn"] = lambda **_: lambda *_bundle: app
     resolve_name(STANDARD_ENTRIES["flwr-clientapp"])()
-
-
-def _own_app(*_bundle: str) -> "ClientApp":
-    return importlib.import_module("blackthorn.client_app.clientapp").app
 
 
 def install_once(fab: bytes, install_dir: Path | None = None, skip_prompt: bool = False) -> Path:

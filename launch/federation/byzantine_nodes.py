@@ -9,8 +9,8 @@ from blackthorn.attacks.collusion import CollusionServer, Meeting
 from blackthorn.attacks.collusion.client import ADDRESS_VARIABLE, SECONDS_VARIABLE
 from blackthorn.attacks.flwr_clientapp import ATTACK_VARIABLE
 from blackthorn.attacks.rogue.__main__ import check_behaviours
-from blackthorn.flower_port.programs import OWN_CLIENTAPP
 from blackthorn.launch.federation.deployment import DeploymentError, Node
+from blackthorn.launch.federation.members import OWN_CLIENTAPP
 from blackthorn.settings.config import ConfigError, RunConfig
 
 BYZANTINE_PROGRAM = "blackthorn.attacks.flwr_clientapp:main"

@@ -7,9 +7,8 @@ from typing import Annotated
 
 import typer
 
-from blackthorn.flower_port.programs import OWN_CLIENTAPP
 from blackthorn.launch.federation.addresses import check_insecure, parse_address
-from blackthorn.launch.federation.members import ClientSettings
+from blackthorn.launch.federation.members import OWN_CLIENTAPP, ClientSettings
 from blackthorn.launch.federation.operator_options import IKnow, Insecure, make_folder
 from blackthorn.launch.federation.service import say
 from blackthorn.settings.config import ConfigError

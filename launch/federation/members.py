@@ -5,6 +5,9 @@ from pathlib import Path
 
 from .addresses import Address
 
+# What runs in place of the server's code on a client with a policy.
+OWN_CLIENTAPP = "blackthorn.client_app.clientapp:main"
+
 
 @dataclass(frozen=True)
 class ServerSettings:

@@ -205,12 +205,12 @@ def test_what_stays_on_this_machine() -> None:
         ("--ledger sent.json", None, {"ledger": "sent.json"}),
         (
             "--policy my.toml",
-            "blackthorn.flower_port.programs:own_clientapp",
+            "blackthorn.client_app.clientapp:main",
             {"policy": "my.toml", "ledger": "my.ledger.json"},
         ),
         (
             "--policy my.toml --ledger sent.json",
-            "blackthorn.flower_port.programs:own_clientapp",
+            "blackthorn.client_app.clientapp:main",
             {"policy": "my.toml", "ledger": "sent.json"},
         ),
     ],
