@@ -17,7 +17,7 @@ import grpc
 
 from .limits import Limits
 
-# From, and below which: in these versions the insides of Flower are known, here and in `launch`.
+# From, and below which: in these versions the insides of Flower are known, to all of this package.
 VERSIONS = (1, 33), (1, 35)
 _FLEET_MODULE = "flwr.superlink.cli.flower_superlink"
 _RUNTIME_MODULE = "flwr.superlink.servicer.runtime.runtime_grpc"

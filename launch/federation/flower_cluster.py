@@ -11,7 +11,7 @@ output to `output_dir`/logs, and has ended when the `with` block is left, whatev
 normally, by an exception, Ctrl-C, SIGTERM, or (within seconds) SIGKILL of this process.
 
 Flower starts a new Python for every message. `warm=True` (Linux) keeps a process for every
-message but forks it from a server that has imported Flower and torch (`fork_server.py`);
+message but forks it from a server that has imported Flower and torch (`processes/fork_server.py`);
 `warm=False` starts Flower's programs as they are. `quick_polls=True` shortens the fixed waits of
 SuperNode and SuperExec (`flower_port/programs.py`); False leaves Flower's 3 and 1 seconds.
 """
