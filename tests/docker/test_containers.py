@@ -97,6 +97,12 @@ class Federation:
         docker("kill", *containers)
         docker("start", *containers)
 
+    def logs(self) -> str:
+        """What everybody wrote: it goes with the containers."""
+        read = "tail -n 40 /app/logs/*.log; grep -v Pull.*node_id= /state/logs/*.log | tail -n 80"
+        told = [docker("exec", each, "sh", "-c", read, check=False) for each in self.containers()]
+        return "\n".join(told)
+
     def _containers(self, *labels: str) -> list[str]:
         wanted = [f"--filter=label=com.docker.compose.{one}" for one in labels]
         project = f"--filter=label=com.docker.compose.project={self.project}"
@@ -118,6 +124,9 @@ def federation(repository: Path, project: str, folder: Path, **more: str) -> Ite
     try:
         one.make("compose-up")
         yield one
+    except BaseException:
+        print(one.logs())
+        raise
     finally:
         one.make("compose-down")
 
@@ -163,7 +172,8 @@ def check_whole(folder: Path, rounds: int, said: str) -> None:
     assert (summary["status"], summary["rounds_completed"]) == ("completed", rounds), said
     entries = list(read_metrics(folder))
     assert [entry["round"] for entry in entries] == list(range(rounds + 1))
-    assert all(LIAR in entry["filtered"] for entry in entries[1:]), entries
+    told = [(entry["round"], entry["replied"], entry["rejected"]) for entry in entries]
+    assert all(LIAR in entry["filtered"] for entry in entries[1:]), told
     replies = (CLIENTS + BYZANTINE) * rounds
     assert summary["clients"] == {"invited": replies, "replied": replies, "rejected": 0}
 
