@@ -2,15 +2,16 @@
 
 Its sender decides neither how much of a reply the server downloads, nor how long it takes.
 
-What a reply weighs is not known before it is pulled: Flower announces it as a tree of object ids.
-The number of objects is known then, and the bytes are counted as they come; a reply beyond its
-allowance is refused in mid-download, and the server is told to forget it. Otherwise the link would
-keep it until the run ends.
+What a reply weighs is not known before it is pulled. Flower announces it as a tree of object ids,
+which is its sender's word, or another's, who announced an equal object; only the contents, which
+the ids are hashes of, say what it consists of. Objects and bytes are counted as they come; a reply
+beyond its allowance is refused in mid-download, and the server is told to forget it. Otherwise the
+link would keep it until the run ends.
 """
 
-import itertools
 import json
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -104,10 +105,7 @@ def _pull_bounded(
     announced()
     tree = answer.message_object_trees[0]
     try:
-        # One more than may be: a tree can stand for far more objects than it has bytes.
-        parts = itertools.islice(flower.iterate_object_tree(tree), allowance.num_objects + 1)
-        object_ids = [part.object_id for part in parts]
-        contents = _pull_contents(stub, node, run_id, object_ids, allowance, deadline)
+        contents = _pull_contents(stub, node, run_id, tree.object_id, allowance, deadline)
     finally:
         stub.ConfirmMessageReceived(
             flower.ConfirmMessageReceivedRequest(
@@ -126,23 +124,29 @@ def _pull_contents(
     stub: Any,
     node: Any,
     run_id: int,
-    object_ids: list[str],
+    root: str,
     allowance: Allowance,
     deadline: float,
 ) -> dict[str, bytes]:
-    if len(object_ids) > allowance.num_objects:
-        raise ReplyRefused(
-            f"the reply has at least {len(object_ids)} parts, expected at most "
-            f"{allowance.num_objects}"
-        )
+    """The message's content, and that of all it consists of, by object id."""
     contents: dict[str, bytes] = {}
     num_bytes = 0
-    for object_id in dict.fromkeys(object_ids):
-        contents[object_id] = _pull_content(stub, node, run_id, object_id, deadline)
-        num_bytes += len(contents[object_id])
+    waiting, known = deque([root]), {root}
+    while waiting:
+        object_id = waiting.popleft()
+        content = contents[object_id] = _pull_content(stub, node, run_id, object_id, deadline)
+        num_bytes += len(content)
         if num_bytes > allowance.num_bytes:
             raise ReplyRefused(
                 f"the reply has more than the {allowance.num_bytes} bytes that are allowed"
+            )
+        children = dict.fromkeys(get_object_head_values_from_object_content(content)[1])
+        waiting.extend(child for child in children if child not in known)
+        known.update(children)
+        if len(known) > allowance.num_objects:
+            raise ReplyRefused(
+                f"the reply has at least {len(known)} parts, expected at most "
+                f"{allowance.num_objects}"
             )
     return contents
 

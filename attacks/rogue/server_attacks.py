@@ -107,7 +107,7 @@ def many_ids(peer: Peer, count: int = 50_000) -> str:
     tree = message_pb2.ObjectTree(object_id=object_id(0))
     for number in range(1, count):
         tree.children.add(object_id=object_id(number))
-    return _push(peer, tree)
+    return push(peer, tree)
 
 
 def object_tree(peer: Peer, levels: int = 17) -> str:
@@ -122,13 +122,13 @@ def object_tree(peer: Peer, levels: int = 17) -> str:
         right.children.add(object_id=object_id(10**6 + 2 * level + 3))
         right.children.add(object_id=object_id(10**6 + 2 * level + 4))
         upper = left
-    return _push(peer, tree)
+    return push(peer, tree)
 
 
 def long_error(peer: Peer, size: int = 55_000_000) -> str:
     """An error whose text has 55 MB."""
     tree = message_pb2.ObjectTree(object_id=object_id(2 * 10**6))
-    return _push(peer, tree, error=Error(code=2, reason="x" * size))
+    return push(peer, tree, error=Error(code=2, reason="x" * size))
 
 
 def million_metrics(peer: Peer, count: int = 1_000_000) -> str:
@@ -142,20 +142,20 @@ def instruction(peer: Peer) -> str:
     metadata = _answering(peer)
     metadata.src_node_id, metadata.dst_node_id = _SUPERLINK, peer.node_id
     metadata.reply_to_message_id = ""
-    return _push(peer, message_pb2.ObjectTree(object_id=metadata.message_id), metadata)
+    return push(peer, message_pb2.ObjectTree(object_id=metadata.message_id), metadata)
 
 
 def others_message(peer: Peer) -> str:
     """The answer to a message that another node was sent."""
     metadata = _answering(peer)
     metadata.reply_to_message_id = peer.others_message or object_id(10)
-    return _push(peer, message_pb2.ObjectTree(object_id=metadata.message_id), metadata)
+    return push(peer, message_pb2.ObjectTree(object_id=metadata.message_id), metadata)
 
 
 def replay(peer: Peer) -> str:
     """An answer to this message, and then another one."""
-    first = _push(peer, message_pb2.ObjectTree(object_id=object_id(3 * 10**6)))
-    second = _push(peer, message_pb2.ObjectTree(object_id=object_id(3 * 10**6 + 1)))
+    first = push(peer, message_pb2.ObjectTree(object_id=object_id(3 * 10**6)))
+    second = push(peer, message_pb2.ObjectTree(object_id=object_id(3 * 10**6 + 1)))
     return f"first: {first}; second: {second}"
 
 
@@ -289,12 +289,13 @@ def _answering(peer: Peer) -> message_pb2.Metadata:
     )
 
 
-def _push(
+def push(
     peer: Peer,
     tree: message_pb2.ObjectTree,
     metadata: message_pb2.Metadata | None = None,
     error: Error | None = None,
 ) -> str:
+    """Announce the tree as the answer; what the server said to it."""
     if metadata is None:
         metadata = _answering(peer)
         metadata.message_id = tree.object_id
@@ -312,7 +313,7 @@ def _push(
 def _upload(peer: Peer, content: bytes) -> str:
     """Announce one object as the answer, and upload it."""
     root = hashlib.sha256(content).hexdigest()
-    announced = _push(peer, message_pb2.ObjectTree(object_id=root))
+    announced = push(peer, message_pb2.ObjectTree(object_id=root))
     request = message_pb2.PushObjectRequest(
         node=Node(node_id=peer.node_id),
         run_id=peer.order.run_id if peer.order else 0,

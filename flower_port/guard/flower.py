@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 import grpc
 
 from .limits import Limits
+from .object_trees import hear_all
 
 # From, and below which: in these versions the insides of Flower are known, to all of this package.
 VERSIONS = (1, 33), (1, 35)
@@ -89,10 +90,13 @@ class FlowerState:
         return None if row is None else (row["dst_node_id"] % 2**64, row["run_id"] % 2**64)
 
     def children(self, object_id: str) -> set[str] | None:
-        """What the store in memory has of an object; the SQL store compares by itself."""
+        """Of what the store in memory has of an object whose content is there; the SQL store
+        compares by itself."""
         entries = getattr(self._store_factory.store(), "store", None)
         entry = entries.get(object_id) if entries is not None else None
-        return None if entry is None else set(entry.child_object_ids)
+        if entry is None or not entry.is_available:
+            return None
+        return set(entry.child_object_ids)
 
     def has_run(self, run_id: int) -> bool:
         """Whether there is such a run, under way or ended."""
@@ -158,6 +162,7 @@ def guarded(
         servicer, add = servicer_and_add_fn
         state = FlowerState(servicer.state_factory, servicer.objectstore_factory)
         state.forget_who_is_there()
+        hear_all()
         interceptors = _around(gate(state), rest.get("interceptors"))
         server = _fleet_server(limits, server_address, rest.get("certificates"), interceptors)
         add(servicer, server)

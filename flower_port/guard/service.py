@@ -12,11 +12,12 @@ import grpc
 
 from . import flower
 from .checks import Sizes
+from .object_trees import announced_by_a_serverapp
 from .records import Records, fingerprint
 
 REPORT = "/blackthorn.Guard/Report"
 KEYS = "/blackthorn.Guard/Keys"
-_PUSH_OBJECT = "PushObject"
+_PUSH_OBJECT, _PUSH_MESSAGES = "PushObject", "PushMessages"
 
 
 class ForServerApps(grpc.ServerInterceptor):
@@ -35,6 +36,8 @@ class ForServerApps(grpc.ServerInterceptor):
         handler = continuation(details)
         if handler is not None and details.method.endswith(f"/{_PUSH_OBJECT}"):
             return self._noting(handler)
+        if handler is not None and details.method.endswith(f"/{_PUSH_MESSAGES}"):
+            return _trusting(handler)
         return handler
 
     def _report(self, _request: bytes, context: grpc.ServicerContext) -> bytes:
@@ -59,6 +62,16 @@ class ForServerApps(grpc.ServerInterceptor):
         return grpc.unary_unary_rpc_method_handler(
             note, handler.request_deserializer, handler.response_serializer
         )
+
+
+def _trusting(handler: grpc.RpcMethodHandler) -> grpc.RpcMethodHandler:
+    def trust(request: Any, context: grpc.ServicerContext) -> Any:
+        with announced_by_a_serverapp():
+            return handler.unary_unary(request, context)
+
+    return grpc.unary_unary_rpc_method_handler(
+        trust, handler.request_deserializer, handler.response_serializer
+    )
 
 
 class ForOperators(grpc.ServerInterceptor):

@@ -10,13 +10,15 @@ from pathlib import Path
 
 import grpc
 import pytest
-from fleet_server import MEMORY, Fleet, fleet
+from fleet_server import MEMORY, Fleet, answer_to, fleet
 from flwr.client.grpc_rere_client.node_auth_client_interceptor import NodeAuthClientInterceptor
 from flwr.common.constant import SubStatus
-from flwr.proto import message_pb2
+from flwr.common.serde import message_from_proto
+from flwr.proto import fleet_pb2, message_pb2
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
 from flwr.proto.node_pb2 import Node
 from flwr.supercore import date
+from flwr.supercore.inflatable.inflatable_object import get_object_tree, iterate_object_tree
 from sqlalchemy.exc import OperationalError
 
 from blackthorn.attacks.rogue.server_attacks import (
@@ -24,10 +26,13 @@ from blackthorn.attacks.rogue.server_attacks import (
     HELD,
     Peer,
     half_open,
+    object_id,
     object_tree,
+    push,
     stalled_handshakes,
 )
 from blackthorn.flower_port.guard.limits import Limits
+from blackthorn.flower_port.guard.object_trees import announced_by_a_serverapp
 
 # What an honest call takes at most, on a machine that is busy with the whole test suite.
 PROMPT_SECONDS = 10.0
@@ -342,3 +347,57 @@ def test_a_node_lets_go_of_a_message_whose_rest_is_not_there(tmp_path: Path, gon
         with node.stub() as stub, pytest.raises(grpc.RpcError) as caught:
             stub.ConfirmMessageReceived(request, timeout=20)
     assert caught.value.code() == grpc.StatusCode.FAILED_PRECONDITION  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("database", [None, MEMORY], ids=["sqlite", "memory"])
+def test_who_announces_another_node_s_objects_with_other_parts_holds_up_nobody(
+    tmp_path: Path, database: str | None
+) -> None:
+    with fleet(tmp_path, database=database, tls=False) as one:
+        honest, rogue = one.node(), one.node()
+        one.send(rogue)
+        foresee(rogue, answer_to(message_from_proto(one.pull(rogue)))[1])
+        one.send(honest)
+        one.answer(honest)
+        assert one.refused(honest) == {}
+
+
+@pytest.mark.parametrize("database", [None, MEMORY], ids=["sqlite", "memory"])
+@pytest.mark.parametrize("uploads", [False, True])
+def test_who_announces_a_serverapp_s_objects_with_other_parts_changes_nothing(
+    tmp_path: Path, database: str | None, uploads: bool
+) -> None:
+    """Nor two, of whom the second announces and uploads what is true."""
+    with fleet(tmp_path, database=database, tls=False) as one:
+        honest, rogue, second = one.node(), one.node(), one.node()
+        one.send(rogue)
+        one.pull(rogue)
+        one.send(second)
+        content = one.content()
+        foresee(rogue, get_object_tree(content))
+        if uploads:
+            one.answer(second, content=content)
+        with announced_by_a_serverapp():
+            one.send(honest)
+        with honest.stub() as stub:
+            request = fleet_pb2.PullMessagesRequest(node=Node(node_id=honest.node_id))
+            (tree,) = stub.PullMessages(request, timeout=20).message_object_trees
+        foreseen = get_object_tree(content)
+        assert parts_of(foreseen) <= parts_of(tree)
+        assert len(parts_of(tree)) == len(parts_of(foreseen)) + 1
+
+
+def foresee(peer: Peer, tree: message_pb2.ObjectTree) -> None:
+    """Announce every object of the tree as having one part that is nowhere."""
+    root = message_pb2.ObjectTree(object_id=object_id(4711))
+    for part in parts_of(tree):
+        root.children.add(object_id=part[0]).children.add(object_id=object_id(77))
+    assert "taken" in push(peer, root)
+
+
+def parts_of(tree: message_pb2.ObjectTree) -> set[tuple[str, frozenset[str]]]:
+    """Every object, and of which others it consists."""
+    return {
+        (part.object_id, frozenset(child.object_id for child in part.children))
+        for part in iterate_object_tree(tree)
+    }

@@ -118,12 +118,27 @@ def test_no_reply_yet() -> None:
 
 def test_a_reply_of_too_many_parts_is_not_downloaded_and_forgotten() -> None:
     message = order(3)
-    link, stub = link_with(reply_to(message, 3))
-    stub.tree.children.extend(ObjectTree(object_id=str(i)) for i in range(1000))  # type: ignore[union-attr]
+    records = {f"m{i}": MetricRecord({"x": i}) for i in range(1000)}
+    link, stub = link_with(Message(RecordDict(dict(records)), reply_to=message))
     with pytest.raises(ReplyRefused, match="parts, expected at most"):
         pull(link, message)
-    assert stub.pulled == []
+    # The message, and its content, which lists them.
+    assert len(stub.pulled) == 2
     assert len(stub.confirmed) == 1
+
+
+def test_what_a_reply_consists_of_is_read_in_it_and_not_in_the_announcement() -> None:
+    """Who announces an equal object first says what the link takes for its parts."""
+    message = order(3)
+    sent = reply_to(message, 3)
+    link, stub = link_with(sent)
+    assert stub.tree is not None
+    for part in stub.tree.children:
+        part.children.add(object_id="a part that is nowhere")
+    del stub.tree.children[1:]
+    received = pull(link, message)
+    assert received is not None
+    assert received.content == sent.content
 
 
 def test_chunks_that_repeat_are_counted_before_they_are_put_together() -> None:
@@ -151,7 +166,8 @@ def test_a_reply_that_weighs_too_much_is_refused_in_mid_download() -> None:
     link, stub = link_with(reply_to(message, 10_000_000))  # in eight chunks
     with pytest.raises(ReplyRefused, match="more than the 1048"):
         pull(link, message)
-    assert len(stub.pulled) == 1
+    chunks = [each for each in stub.pulled if stub.contents[each].startswith(b"ArrayChunk")]
+    assert len(chunks) == 1
     assert len(stub.confirmed) == 1
 
 

@@ -79,17 +79,23 @@ class Fleet:
         """Who has a key that nobody registered."""
         return Peer(self.address, self.ca, generate_key_pairs(), 4711)
 
-    def send(self, peer: Peer, num_parameters: int = 1000) -> str:
-        """A train message for the node, as a ServerApp sends it; its id."""
-        rng = np.random.default_rng(len(self.sent))
+    def content(self, num_parameters: int = 1000, of: int | None = None) -> RecordDict:
+        """What a message has in it: the next one, or the one after so many."""
+        of = len(self.sent) if of is None else of
+        rng = np.random.default_rng(of)
         model = rng.standard_normal(num_parameters).astype(np.float32)
-        content = RecordDict(
+        return RecordDict(
             {
                 "arrays": ArrayRecord({"w": Array(model), "b": Array(model[:10].copy())}),
-                "config": ConfigRecord({"server-round": 1}),
+                "config": ConfigRecord({"server-round": of + 1}),
             }
         )
-        message = Message(content, peer.node_id, "train", ttl=600.0, group_id="1")
+
+    def send(self, peer: Peer, num_parameters: int = 1000) -> str:
+        """A train message for the node, as a ServerApp sends it; its id."""
+        message = Message(
+            self.content(num_parameters), peer.node_id, "train", ttl=600.0, group_id="1"
+        )
         with no_object_id_recompute():
             head = message.metadata.__dict__
             head.update(_run_id=self.run_id, _src_node_id=1)
@@ -116,11 +122,13 @@ class Fleet:
         peer.order = message.metadata
         return message
 
-    def answer(self, peer: Peer, num_parameters: int = 1000) -> None:
+    def answer(
+        self, peer: Peer, num_parameters: int = 1000, content: RecordDict | None = None
+    ) -> None:
         """The node pulls a message, answers it as a SuperNode would, and uploads the answer."""
         with peer.stub() as stub:
             order = message_from_proto(self.pull(peer, stub))
-            head, tree, objects = answer_to(order, num_parameters)
+            head, tree, objects = answer_to(order, num_parameters, content)
             node = NodeProto(node_id=peer.node_id)
             request = fleet_pb2.PushMessagesRequest(
                 node=node, messages_list=[head], message_object_trees=[tree]
@@ -145,12 +153,14 @@ class Fleet:
 
 
 def answer_to(
-    order: Message, num_parameters: int = 1000
+    order: Message, num_parameters: int = 1000, content: RecordDict | None = None
 ) -> tuple[message_pb2.Message, message_pb2.ObjectTree, dict[str, Any]]:
     """An honest answer: its announcement, its tree, and its objects."""
-    rng = np.random.default_rng(num_parameters)
-    arrays = ArrayRecord({"w": Array(rng.standard_normal(num_parameters).astype(np.float32))})
-    reply = Message(RecordDict({"arrays": arrays}), reply_to=order)
+    if content is None:
+        weights = np.random.default_rng(num_parameters).standard_normal(num_parameters)
+        arrays = ArrayRecord({"w": Array(weights.astype(np.float32))})
+        content = RecordDict({"arrays": arrays})
+    reply = Message(content, reply_to=order)
     with no_object_id_recompute():
         reply.metadata.__dict__["_message_id"] = reply.object_id
         tree, objects = get_object_tree(reply), get_all_nested_objects(reply)
