@@ -14,6 +14,7 @@ from typing import Any
 
 import grpc
 from cryptography.hazmat.primitives.asymmetric import ec
+from flwr.app import MetricRecord
 from flwr.client.grpc_rere_client.node_auth_client_interceptor import NodeAuthClientInterceptor
 from flwr.common.constant import PUBLIC_KEY_HEADER, SIGNATURE_HEADER, TIMESTAMP_HEADER
 from flwr.proto import fleet_pb2, message_pb2
@@ -123,6 +124,31 @@ def object_tree(peer: Peer, levels: int = 17) -> str:
         right.children.add(object_id=object_id(10**6 + 2 * level + 4))
         upper = left
     return push(peer, tree)
+
+
+def foreseen_objects(peer: Peer) -> str:
+    """What others may send, announced before them as consisting of a part that is nowhere."""
+    tree = message_pb2.ObjectTree(object_id=object_id(3 * 10**6))
+    for count in range(1, 41):
+        record = tree.children.add(object_id=MetricRecord({"num-examples": count}).object_id)
+        record.children.add(object_id=object_id(3 * 10**6 + 1))
+    return push(peer, tree)
+
+
+def other_node(peer: Peer) -> str:
+    """Asks for another node's messages."""
+    node = Node(node_id=peer.node_id + 1)
+    return _call(peer, "PullMessages", fleet_pb2.PullMessagesRequest(node=node))
+
+
+def repeated_answer(peer: Peer, times: int = 40) -> str:
+    """One answer, announced again and again: each time the store looks for all its objects."""
+    tree = message_pb2.ObjectTree(object_id=object_id(4 * 10**6))
+    for part in range(20):
+        tree.children.add(object_id=object_id(4 * 10**6 + 1 + part))
+    head = _answering(peer)
+    head.message_id = tree.object_id
+    return [push(peer, tree, head) for _ in range(times)][-1]
 
 
 def long_error(peer: Peer, size: int = 55_000_000) -> str:
@@ -258,6 +284,9 @@ def resets(peer: Peer, count: int = 20_000) -> str:
 ATTACKS: dict[str, Attack] = {
     "many-ids": many_ids,
     "object-tree": object_tree,
+    "foreseen-objects": foreseen_objects,
+    "repeated-answer": repeated_answer,
+    "other-node": other_node,
     "long-error": long_error,
     "million-metrics": million_metrics,
     "instruction": instruction,

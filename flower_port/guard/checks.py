@@ -39,8 +39,9 @@ class Refused(Exception):
 class Store(Protocol):
     """What the checks ask of Flower's state."""
 
-    def addressee(self, message_id: str) -> tuple[int, int] | None:
-        """The node that a message was sent to, and its run; None for one that is not there."""
+    def addressee(self, message_id: str) -> tuple[int, int, float] | None:
+        """The node that a message was sent to, its run, and when, in seconds since 1970; None for
+        one that is not there."""
 
     def children(self, object_id: str) -> set[str] | None:
         """The objects of which a stored object says it consists; None where nobody needs to ask."""
@@ -60,6 +61,8 @@ class Order:
     num_objects: int
     objects: frozenset[str] | None = None
     answer: str = ""
+    # How often the answer was announced and taken: a node does so again whose connection broke.
+    times: int = 0
 
 
 @dataclass
@@ -102,24 +105,39 @@ class Sizes:
 class Node:
     """What one node pulled and announced. Its requests may come in several threads."""
 
-    def __init__(self, node_id: int, limits: Limits, sizes: Sizes, store: Store) -> None:
+    def __init__(
+        self, node_id: int, limits: Limits, sizes: Sizes, store: Store, began: float
+    ) -> None:
         self.node_id = node_id
         self._limits = limits
         self._sizes = sizes
         self._store = store
+        # What was sent before, another SuperLink may have handed out.
+        self._began = began
         self._lock = threading.Lock()
         self._orders: OrderedDict[str, Order] = OrderedDict()
         self._answers: OrderedDict[str, Answer] = OrderedDict()
 
     def before(self, method: str, request: Any) -> None:
         """Raises Refused for a request that is not this node's to make."""
+        if method not in _NAMELESS and _node_named(request) != self.node_id:
+            raise Refused("source", f"a request that says it is node {_node_named(request)}'s")
         check = _CHECKS.get(method)
         if check is not None:
             with self._lock:
                 check(self, request)
 
-    def pulled(self, response: Any) -> None:
-        """Remember the messages of an answered PullMessages."""
+    def after(self, method: str, request: Any, response: Any) -> None:
+        """Remember the messages that it was given, and that its announcement was taken."""
+        if method == "PullMessages":
+            self._pulled(response)
+        elif method == "PushMessages":
+            with self._lock:
+                order = self._orders.get(request.messages_list[0].metadata.reply_to_message_id)
+                if order is not None:
+                    order.times += 1
+
+    def _pulled(self, response: Any) -> None:
         with self._lock:
             pairs = zip(response.messages_list, response.message_object_trees, strict=False)
             for message, tree in pairs:
@@ -141,6 +159,9 @@ class Node:
         order = self._order(metadata)
         if order.answer and order.answer != metadata.message_id:
             raise Refused("second answer", "a second answer to one message")
+        if order.times > self._limits.announcements:
+            what = f"an answer that was announced {order.times} times before"
+            raise Refused("repeated answer", what, offence=False)
         most = int(self._limits.objects_factor * order.num_objects + self._limits.objects_more)
         objects = flatten(tree, most, int(self._limits.object_depth))
         for object_id, children in objects.items():
@@ -178,9 +199,12 @@ class Node:
             if found is None:
                 what = "an answer to a message that is not there: it has expired, or never was"
                 raise Refused("no message", what, offence=False)
-            node_id, run_id = found
+            node_id, run_id, sent = found
             if node_id != self.node_id:
                 raise Refused("other's message", f"an answer to a message to node {node_id}")
+            if sent > self._began:
+                what = "an answer to a message that it was not given"
+                raise Refused("no message", what, offence=False)
             order = self._orders[asked] = Order(run_id, _UNKNOWN_OBJECTS)
         if metadata.run_id != order.run_id:
             raise Refused("other's message", "an answer in another run than its message's")
@@ -235,6 +259,17 @@ _CHECKS: dict[str, Callable[[Node, Any], None]] = {
     "PullObject": Node._check_run,
     "ConfirmMessageReceived": Node._check_confirm,
 }
+
+
+# What is asked with a key in place of a node.
+_NAMELESS = "RegisterNode", "ActivateNode"
+
+
+def _node_named(request: Any) -> int:
+    """The node that a request says it is."""
+    if hasattr(request, "node_id"):
+        return int(request.node_id)
+    return int(request.node.node_id)
 
 
 def flatten(tree: Any, most: int, depth: int) -> dict[str, tuple[str, ...]]:

@@ -78,16 +78,21 @@ class FlowerState:
         for node in state.get_node_info(node_ids=[node_id]):
             state.acknowledge_node_heartbeat(node_id, node.heartbeat_interval)
 
-    def addressee(self, message_id: str) -> tuple[int, int] | None:
-        """The node that a message was sent to, and its run; None for one that is not there."""
+    def addressee(self, message_id: str) -> tuple[int, int, float] | None:
+        """The node that a message was sent to, its run, and when it was sent (seconds since 1970);
+        None for one that is not there."""
         state = self._state_factory.state()
         if hasattr(state, "message_ins_store"):
             message = state.message_ins_store.get(message_id)
-            found = message and (message.metadata.dst_node_id, message.metadata.run_id)
-            return found or None
+            if message is None:
+                return None
+            head = message.metadata
+            return head.dst_node_id, head.run_id, head.created_at
         row = state.get_valid_message_ins(message_id)
+        if row is None:
+            return None
         # SQLite has no unsigned integers.
-        return None if row is None else (row["dst_node_id"] % 2**64, row["run_id"] % 2**64)
+        return row["dst_node_id"] % 2**64, row["run_id"] % 2**64, row["created_at"]
 
     def children(self, object_id: str) -> set[str] | None:
         """Of what the store in memory has of an object whose content is there; the SQL store

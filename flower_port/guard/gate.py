@@ -77,7 +77,7 @@ class Gate(grpc.ServerInterceptor):
         self._keys: dict[bytes, _Key] = {}
         self._strangers = 0
         self._refusals: dict[str, int] = defaultdict(int)
-        self._refreshed = -_REFRESH_SECONDS
+        self._began = time.time()
         threads = concurrent.futures.ThreadPoolExecutor
         self._stranger_threads = threads(int(limits.stranger_calls), thread_name_prefix="strangers")
         # A refusal is an answer that needs no request: it never waits.
@@ -150,8 +150,7 @@ class Gate(grpc.ServerInterceptor):
         if method == _QUESTION and not known.heard:
             self._hear(known, context)
         response = self._answer(method, key, known.node.node_id, handler, request, context)
-        if method == _QUESTION:
-            known.node.pulled(response)
+        known.node.after(method, request, response)
         return response
 
     def _hear(self, known: _Key, context: grpc.ServicerContext) -> None:
@@ -230,7 +229,7 @@ class Gate(grpc.ServerInterceptor):
             code = context.code()
             if code is not None:
                 # Flower has refused the request itself.
-                if code == grpc.StatusCode.UNAUTHENTICATED:
+                if code == grpc.StatusCode.UNAUTHENTICATED and self._is_gone(key, node):
                     self._forget(key)
                 if not key:
                     self._records.refuse("unauthenticated", f"{method}: {_NOT_REGISTERED}")
@@ -275,11 +274,18 @@ class Gate(grpc.ServerInterceptor):
         except Exception:  # whatever the database says, it is not this key's doing
             _abort(context, grpc.StatusCode.UNAVAILABLE, _BUSY)
 
+    def _is_gone(self, key: bytes, node_id: int) -> bool:
+        """Whether the key is no longer that node's: a new one would have new shares."""
+        try:
+            return self._state.node_of(key) != node_id
+        except Exception:  # the database is busy: it is seen at the key's next request
+            return False
+
     def _know(self, key: bytes, node_id: int) -> _Key:
         with self._lock:
             known = self._keys.get(key)
             if known is None or known.node.node_id != node_id:
-                node = Node(node_id, self._limits, self._sizes, self._state)
+                node = Node(node_id, self._limits, self._sizes, self._state, self._began)
                 rate = self._limits.key_calls_a_second
                 known = self._keys[key] = _Key(node, budget=rate)
             return known

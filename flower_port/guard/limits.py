@@ -63,6 +63,9 @@ class Limits:
     open_answers: float = _limit(
         2, "answers of one key, the last announced, whose objects are taken"
     )
+    announcements: float = _limit(
+        8, "times that an answer is announced once more: a node does so whose connection broke"
+    )
     offences: float = _limit(
         20, "requests in an hour that no honest program makes, after which the key is barred"
     )

@@ -39,6 +39,9 @@ STRANGERS = "unknown keys"
 ATTACKS = {
     "many-ids": ("a request of 3400", "node4"),
     "object-tree": ("an object that consists of different parts", "node4"),
+    "foreseen-objects": (None, "node4"),
+    "repeated-answer": ("an answer that was announced 9 times before", "node4"),
+    "other-node": ("a request that says it is node", "node4"),
     "half-open": ("requests at a time", "node4"),
     "stalled-handshakes": ("on which no registered key speaks", STRANGERS),
     "other-key": ("a key in the request that did not sign it", "node4"),
