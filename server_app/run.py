@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp import Grid
-from flwr.superlink.grid import InMemoryGrid
 
 from blackthorn.attacks import AttackingGrid, fixed_corrupt, redrawn_corrupt
 from blackthorn.attacks.registry import OwnAttackFailed
+from blackthorn.flower_port.grids import is_flower_simulation
 from blackthorn.recording.folder_place import OPERATOR, choose_folder, create_folder
 from blackthorn.recording.posterior_recorder import PosteriorRecorder
 from blackthorn.recording.privacy import (
@@ -271,10 +271,10 @@ def with_simulated_attack(config: RunConfig, grid: Grid) -> Grid:
 
     There the Byzantine nodes are programs of their own, and the server knows nothing of them.
     """
-    simulated = getattr(grid, "synchronous", False) or isinstance(grid, InMemoryGrid)
+    simulated = getattr(grid, "synchronous", False) or is_flower_simulation(grid)
     if not simulated or not config.num_byzantine:
         return grid
-    if config.attack == "label-flip" and isinstance(grid, InMemoryGrid):
+    if config.attack == "label-flip" and is_flower_simulation(grid):
         raise ConfigError(
             "attack = label-flip is not allowed in Flower's simulation, whose clients cannot be "
             "told to lie: use blackthorn simulate or blackthorn cluster"

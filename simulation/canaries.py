@@ -7,7 +7,6 @@ import numpy as np
 import torch
 from flwr.app import Error, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
-from flwr.supercore.run import Run
 
 from blackthorn.client_app.messages import (
     enrolment_reply,
@@ -17,6 +16,7 @@ from blackthorn.client_app.messages import (
     trained_arrays,
 )
 from blackthorn.client_app.private_update import noised_models
+from blackthorn.flower_port.grids import Run
 from blackthorn.simulation.engine import EngineGrid
 
 # What a canary says it has: where counts set the weights, it takes all the weight it can.

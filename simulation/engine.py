@@ -11,7 +11,6 @@ from uuid import uuid4
 import torch
 from flwr.app import Error, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
-from flwr.supercore.run import Run
 from torch import Tensor
 
 from blackthorn.client_app.bounding import unclipped_norms
@@ -29,6 +28,7 @@ from blackthorn.client_app.messages import (
 )
 from blackthorn.client_app.private_update import noised_models
 from blackthorn.client_app.training import ClientGenerators, train_clients, training_device
+from blackthorn.flower_port.grids import Run
 from blackthorn.settings.config import RunConfig
 from blackthorn.simulation.memory import keep_freed_memory, set_imports_aside
 from blackthorn.strategies.array_codec import HeldArray

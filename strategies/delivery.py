@@ -3,7 +3,7 @@
 Flower's own `send_and_receive` pulls all replies in one call: a client that announces a reply and
 never uploads it holds that call for minutes, and a reply that cannot be read raises out of it.
 Here every reply is pulled on its own, in its own thread, and the deadline is ours; so is what a
-reply may weigh (`flower_port/grpc_grid.py`).
+reply may weigh (`flower_port/grids.py`).
 """
 
 import contextlib
@@ -16,7 +16,7 @@ import grpc
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from blackthorn.flower_port.grpc_grid import UNFINISHED, Allowance, ReplyRefused, pull_reply
+from blackthorn.flower_port.grids import UNFINISHED, Allowance, ReplyRefused, pull_reply
 
 from .link import LinkDown, call_within
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from flwr.serverapp import Grid
 
-from blackthorn.flower_port.grpc_grid import guard_report
+from blackthorn.flower_port.grids import guard_report
 
 from .screening import one_line
 

@@ -4,22 +4,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from flwr.common.constant import ErrorCode
 
-from blackthorn.flower_port.grpc_grid import UNFINISHED
+from blackthorn.flower_port.grids import NO_REPLY, UNFINISHED
 
 from .delivery import LATE, UNSENT, Delivery
 from .global_model import GlobalModel
 from .local_rule import LocalRule
 from .reports import Rejection
 from .screening import Contribution, RejectedReply, one_line, screen_reply
-
-# What the SuperLink writes in a client's place when nothing came from it.
-_NO_REPLY = {
-    ErrorCode.MESSAGE_UNAVAILABLE,
-    ErrorCode.REPLY_MESSAGE_UNAVAILABLE,
-    ErrorCode.NODE_UNAVAILABLE,
-}
 
 
 @dataclass(frozen=True)
@@ -69,4 +61,4 @@ def _replied(delivery: Delivery) -> bool:
     message = delivery.message
     if message is None:
         return delivery.problem not in (LATE, UNSENT, UNFINISHED)
-    return not (message.has_error() and message.error.code in _NO_REPLY)
+    return not (message.has_error() and message.error.code in NO_REPLY)

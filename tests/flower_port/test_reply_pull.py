@@ -18,7 +18,7 @@ from flwr.supercore.inflatable.inflatable_object import (
 )
 from flwr.superlink.grid.grpc_grid import GrpcGrid
 
-from blackthorn.flower_port.grpc_grid import Allowance, ReplyRefused, pull_reply
+from blackthorn.flower_port.grids import Allowance, ReplyRefused, pull_reply
 from blackthorn.strategies.delivery import exchange
 
 LONG = 60.0

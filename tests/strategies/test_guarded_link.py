@@ -12,7 +12,7 @@ import pytest
 from memory_grid import MemoryGrid, initial_model, quadratic_app, runs
 from test_enrolment import holds, settle
 
-from blackthorn.flower_port.grpc_grid import REPORT
+from blackthorn.flower_port.grids import REPORT
 from blackthorn.flower_port.guard import service
 from blackthorn.flower_port.guard.checks import Sizes
 from blackthorn.flower_port.guard.records import Records

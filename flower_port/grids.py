@@ -1,4 +1,4 @@
-"""What lies behind Flower's gRPC grid: one reply, pulled within bounds, and the guard's report.
+"""What Flower's grids are made of: a reply pulled within bounds, the guard's report, and names.
 
 Its sender decides neither how much of a reply the server downloads, nor how long it takes.
 
@@ -20,11 +20,15 @@ from typing import Any
 
 import grpc
 from flwr.app import Array, Message
+from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 from flwr.supercore.inflatable.inflatable_object import (
     get_object_body,
     get_object_head_values_from_object_content,
 )
+
+# A grid's own run, which every kind of grid must know.
+from flwr.supercore.run import Run as Run
 
 _BYTES_FOR_THE_REST = 2**20
 _OBJECTS_FOR_THE_REST = 64
@@ -35,6 +39,12 @@ _FIRST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS = 0.02, 0.1
 REPORT = "/blackthorn.Guard/Report"
 _REPORT_SECONDS = 2.0
 
+# What the SuperLink writes in a client's place when nothing came from it.
+NO_REPLY = {
+    ErrorCode.MESSAGE_UNAVAILABLE,
+    ErrorCode.REPLY_MESSAGE_UNAVAILABLE,
+    ErrorCode.NODE_UNAVAILABLE,
+}
 UNFINISHED = "the reply was announced, but not uploaded by the deadline"
 
 
@@ -201,3 +211,10 @@ def guard_report(grid: Grid) -> dict[str, Any]:
     except (grpc.RpcError, ValueError):
         return {}
     return report if isinstance(report, dict) else {}
+
+
+def is_flower_simulation(grid: Grid) -> bool:
+    """Whether Flower's own simulation runs the clients."""
+    from flwr.superlink.grid import InMemoryGrid
+
+    return isinstance(grid, InMemoryGrid)
