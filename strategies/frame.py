@@ -8,6 +8,7 @@ A system is a subclass that sets the aggregator or overrides `bound`, and nothin
 
 import logging
 import math
+import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -50,6 +51,7 @@ EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 SERVER_ROUND = "server-round"
 LOCAL_LR = "local-lr"
 ROUNDS_BEGUN = "rounds-begun"
+NONCE = "nonce"
 UPDATE_NORM = "update-norm"
 SAMPLE_EPSILON = "sample-epsilon"
 _RULE_STREAM = 0x4C3E
@@ -480,6 +482,8 @@ class FederatedStrategy(Strategy):
         for name, value in own.items():
             config[name] = value
         config[CLIENT_ID] = client
+        # On its way a record is known by its digest: nobody may guess that of another's.
+        config[NONCE] = secrets.token_hex(16)
         content["config"] = config
         node, group = self._registry[client].node_id, str(config[SERVER_ROUND])
         # A straggler must not spend its time on a round that is over: hence the time to live.

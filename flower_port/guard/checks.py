@@ -5,6 +5,7 @@ and bytes they had, and which objects the node announced in its answer; everythi
 says of itself is compared with that.
 """
 
+import hashlib
 import math
 import threading
 from collections import OrderedDict
@@ -43,6 +44,10 @@ class Store(Protocol):
         """The node that a message was sent to, its run, and when, in seconds since 1970; None for
         one that is not there."""
 
+    def messages_to(self, node_id: int, before: float) -> Iterable[tuple[str, int, Any]]:
+        """Id, run and object tree of what was sent to a node `before` a moment, in seconds since
+        1970, as far as it is kept on disk."""
+
     def children(self, object_id: str) -> set[str] | None:
         """The objects of which a stored object says it consists; None where nobody needs to ask."""
 
@@ -55,7 +60,8 @@ class Store(Protocol):
 
 @dataclass
 class Order:
-    """A message that a node pulled. `objects` are its ids until it was answered."""
+    """A message that a node pulled. `objects` are its ids until it was answered; `taken`: the node
+    has confirmed that it has them all."""
 
     run_id: int
     num_objects: int
@@ -63,15 +69,20 @@ class Order:
     answer: str = ""
     # How often the answer was announced and taken: a node does so again whose connection broke.
     times: int = 0
+    taken: bool = False
 
 
 @dataclass
 class Answer:
-    """A reply that was announced: its objects with what each consists of, and its bytes so far."""
+    """A reply that was announced: its objects with what each consists of, and its bytes so far.
+
+    `there`: those that Flower has already, of another's message or answer.
+    """
 
     run_id: int
     most_bytes: float
     objects: dict[str, tuple[str, ...]]
+    there: frozenset[str] = frozenset()
     sizes: dict[str, int] = field(default_factory=dict)
 
     def num_bytes(self) -> int:
@@ -117,6 +128,7 @@ class Node:
         self._lock = threading.Lock()
         self._orders: OrderedDict[str, Order] = OrderedDict()
         self._answers: OrderedDict[str, Answer] = OrderedDict()
+        self._looked_back = False
 
     def before(self, method: str, request: Any) -> None:
         """Raises Refused for a request that is not this node's to make."""
@@ -128,24 +140,50 @@ class Node:
                 check(self, request)
 
     def after(self, method: str, request: Any, response: Any) -> None:
-        """Remember the messages that it was given, and that its announcement was taken."""
-        if method == "PullMessages":
-            self._pulled(response)
-        elif method == "PushMessages":
-            with self._lock:
-                order = self._orders.get(request.messages_list[0].metadata.reply_to_message_id)
-                if order is not None:
-                    order.times += 1
+        """Remember the messages that it was given, and that its announcement was taken; what is
+        the other nodes' alone is taken from the answer."""
+        with self._lock:
+            if method == "PullMessages":
+                self._pulled(response)
+            elif method == "PushMessages":
+                self._announced_to_flower(request.messages_list[0].metadata, response)
+            elif method == "GetRun":
+                # Of all nodes together: less one's own it is the others', round by round.
+                for told in ("bytes_sent", "bytes_recv", "clientapp_runtime"):
+                    response.run.ClearField(told)
+                response.run.status.ClearField("details")
 
     def _pulled(self, response: Any) -> None:
+        pairs = zip(response.messages_list, response.message_object_trees, strict=False)
+        for message, tree in pairs:
+            self._remember(message.metadata.message_id, message.metadata.run_id, tree)
+
+    def _announced_to_flower(self, metadata: Any, response: Any) -> None:
+        """Have the node upload all objects of its answer.
+
+        Flower asks for those alone that it has not: anybody who guesses what another was sent, or
+        has answered, would be told whether it is there.
+        """
+        order = self._orders.get(metadata.reply_to_message_id)
+        if order is not None:
+            order.times += 1
+        answer = self._answers.get(metadata.message_id)
+        if answer is not None:
+            answer.there = frozenset(answer.objects) - set(response.objects_to_push)
+            response.objects_to_push[:] = list(answer.objects)
+
+    def is_there(self, request: Any) -> bool:
+        """Whether the object of a PushObject is one that Flower has already."""
         with self._lock:
-            pairs = zip(response.messages_list, response.message_object_trees, strict=False)
-            for message, tree in pairs:
-                ids = frozenset(_ids(tree))
-                order = Order(message.metadata.run_id, len(ids), ids)
-                self._orders[message.metadata.message_id] = order
-            while len(self._orders) > self._limits.key_messages:
-                self._orders.popitem(last=False)
+            # The same object may be of several answers: the last asked Flower last.
+            answers = [a for a in self._answers.values() if request.object_id in a.objects]
+            return bool(answers) and request.object_id in answers[-1].there
+
+    def _remember(self, message_id: str, run_id: int, tree: Any) -> None:
+        ids = frozenset(_ids(tree))
+        self._orders[message_id] = Order(run_id, len(ids), ids)
+        while len(self._orders) > self._limits.key_messages:
+            self._orders.popitem(last=False)
 
     def _check_push(self, request: Any) -> None:
         if len(request.messages_list) != 1 or len(request.message_object_trees) != 1:
@@ -229,6 +267,8 @@ class Node:
             raise Refused("bytes", f"an answer of more than {answer.most_bytes:.0f} bytes")
         if set(answer.objects[request.object_id]) != head_children(content):
             raise Refused("object tree", "an object consists of others than was announced")
+        if hashlib.sha256(content).hexdigest() != request.object_id:
+            raise Refused("object", "an object that is not what its id says")
 
     def _announced(self, object_id: str, run_id: int) -> Answer:
         for answer in self._answers.values():
@@ -241,10 +281,36 @@ class Node:
         if not self._store.has_run(request.run_id):
             raise Refused("no run", f"there is no run {request.run_id}", offence=False)
 
+    def _check_pull(self, request: Any) -> None:
+        """Flower gives every object to everybody, and ids follow from contents, which differ by a
+        client's id alone: any node could ask who was sent a message, or what it answered."""
+        self._check_run(request)
+        if self._is_own(request):
+            return
+        if not self._looked_back:
+            # This SuperLink may have been started anew while the node took a message.
+            self._looked_back = True
+            for message_id, run_id, tree in self._store.messages_to(self.node_id, self._began):
+                if message_id not in self._orders:
+                    self._remember(message_id, run_id, tree)
+            if self._is_own(request):
+                return
+        what = "an object of no message that this node is taking"
+        raise Refused("other's object", what, offence=False)
+
+    def _is_own(self, request: Any) -> bool:
+        return any(
+            request.object_id in (order.objects or ()) and request.run_id == order.run_id
+            for order in self._orders.values()
+            if not order.taken
+        )
+
     def _check_confirm(self, request: Any) -> None:
         """Flower deletes what is confirmed, so that it must be this node's."""
         self._check_run(request)
-        if request.message_object_id in self._orders:
+        order = self._orders.get(request.message_object_id)
+        if order is not None:
+            order.taken = True
             return
         found = self._store.addressee(request.message_object_id)
         if found is not None and found[0] != self.node_id:
@@ -256,7 +322,7 @@ class Node:
 _CHECKS: dict[str, Callable[[Node, Any], None]] = {
     "PushMessages": Node._check_push,
     "PushObject": Node._check_object,
-    "PullObject": Node._check_run,
+    "PullObject": Node._check_pull,
     "ConfirmMessageReceived": Node._check_confirm,
 }
 

@@ -6,11 +6,12 @@ operators' get an interceptor that answers the guard's own calls.
 """
 
 import concurrent.futures
+import contextlib
 import importlib
 import importlib.metadata
 import logging
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
 import grpc
@@ -93,6 +94,24 @@ class FlowerState:
             return None
         # SQLite has no unsigned integers.
         return row["dst_node_id"] % 2**64, row["run_id"] % 2**64, row["created_at"]
+
+    def messages_to(self, node_id: int, before: float) -> Iterator[tuple[str, int, Any]]:
+        """Id, run and object tree of what was sent to a node `before` a moment and not confirmed,
+        as far as it is kept on disk: in memory nothing is left of a SuperLink before."""
+        state, objects = self._state_factory.state(), self._store_factory.store()
+        if not hasattr(state, "session"):
+            return
+        from flwr.server.superlink.linkstate.sql_linkstate import MessageInsModel as Sent
+        from flwr.supercore.object_store.object_store import NoObjectInStoreError
+        from flwr.supercore.utils import uint64_to_int64
+        from sqlalchemy import select
+
+        to_it = Sent.dst_node_id == uint64_to_int64(node_id), Sent.created_at <= before
+        with state.session() as session:
+            found = session.execute(select(Sent.message_id, Sent.run_id).where(*to_it)).all()
+        for message_id, run_id in found:
+            with contextlib.suppress(NoObjectInStoreError):
+                yield message_id, run_id % 2**64, objects.get_object_tree(message_id)
 
     def children(self, object_id: str) -> set[str] | None:
         """Of what the store in memory has of an object whose content is there; the SQL store
@@ -238,6 +257,13 @@ class _Refusing:
 
     def code(self) -> grpc.StatusCode | None:
         return self._code
+
+
+def stored() -> Any:
+    """The answer to an object that was uploaded."""
+    from flwr.proto.message_pb2 import PushObjectResponse
+
+    return PushObjectResponse(stored=True)
 
 
 def public_key(details: grpc.HandlerCallDetails) -> bytes:

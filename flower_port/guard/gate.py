@@ -142,6 +142,8 @@ class Gate(grpc.ServerInterceptor):
             request = self._parse(handler, body, most)
             self._check_introduction(key, request)
             known.node.before(method, request)
+            if method == _UPLOADS and known.node.is_there(request):
+                return flower.stored()
         except Refused as refusal:
             words = f"{method}: {refusal}"
             node = known.node.node_id

@@ -489,7 +489,9 @@ def test_what_the_messages_say() -> None:
     assert [m.metadata.dst_node_id for m in orders] == sorted(NODES[:3]) * 2
     for position, message in enumerate(orders):
         server_round = position // 3 + 1
-        assert dict(message.content.config_records["config"]) == {
+        told = dict(message.content.config_records["config"])
+        assert len(str(told.pop("nonce"))) == 32
+        assert told == {
             "seed": 5,
             "local-lr": 0.5**server_round,
             "rounds-begun": server_round,

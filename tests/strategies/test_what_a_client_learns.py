@@ -72,12 +72,21 @@ def messages_of_a_run(
 
 
 def said(message: Message) -> dict[str, Any]:
-    """All of a message but the model, which is released, its id, and when it was written."""
+    """All of a message but the model, which is released, its id and nonce, and when it was
+    written."""
     content = {name: dict(record) for name, record in message.content.config_records.items()}
+    assert len(str(content["config"].pop("nonce"))) == 32
     assert set(message.content) == {"arrays", "config", "rule"}
     own = ("_message_id", "_created_at", "_delivered_at")
     metadata = {k: v for k, v in message.metadata.__dict__.items() if k not in own}
     return {**content, "metadata": metadata, "size": len(message.content["arrays"])}
+
+
+def test_nobody_can_guess_what_another_is_sent() -> None:
+    """A record is known to Flower's servers by its SHA-256, and they may be asked for it."""
+    runs = [messages_of_a_run(DPFedAvg, "full", "server", range(10, 13)) for _ in range(2)]
+    sent = [message.content["config"].object_id for run in runs for message in run]
+    assert len(set(sent)) == len(sent) == 12
 
 
 @pytest.mark.parametrize("location", ["server", "client"])
