@@ -141,7 +141,7 @@ def other_node(peer: Peer) -> str:
     return _call(peer, "PullMessages", fleet_pb2.PullMessagesRequest(node=node))
 
 
-def repeated_answer(peer: Peer, times: int = 40) -> str:
+def repeated_answer(peer: Peer, times: int = 12) -> str:
     """One answer, announced again and again: each time the store looks for all its objects."""
     tree = message_pb2.ObjectTree(object_id=object_id(4 * 10**6))
     for part in range(20):

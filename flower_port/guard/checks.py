@@ -219,6 +219,10 @@ class Node:
         words = (metadata.message_type, metadata.group_id, metadata.message_id)
         if max(map(len, words)) > _LONGEST_WORD:
             raise Refused("shape", f"a word of more than {_LONGEST_WORD} characters")
+        if -math.inf < metadata.ttl < 0:
+            # It has what is left of its message's time.
+            what = "an answer that comes after the time that its message had"
+            raise Refused("late answer", what, offence=False)
         numbers = [metadata.ttl, metadata.created_at, *runtimes]
         if len(runtimes) > 1 or not all(math.isfinite(n) and n >= 0 for n in numbers):
             raise Refused("shape", "a time that is not finite, or negative")

@@ -82,7 +82,7 @@ def test_an_attack_with_a_key_is_refused_and_named(guarded: Fleet, rogue: Peer, 
     outcome = ATTACKS[name](rogue)
     assert said in outcome, outcome
     assert time.monotonic() - began < PROMPT_SECONDS
-    assert guarded.refused(rogue) == {kind: 31 if name == "repeated-answer" else 1}
+    assert guarded.refused(rogue) == {kind: 3 if name == "repeated-answer" else 1}
 
 
 def test_without_a_guard_flower_takes_it(tmp_path: Path) -> None:

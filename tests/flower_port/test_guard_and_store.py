@@ -1,6 +1,7 @@
 """The guard and Flower's store: what is left of a message after a restart, and whose word counts
 for objects that are not there yet."""
 
+import time
 from pathlib import Path
 
 import grpc
@@ -27,6 +28,22 @@ def test_an_answer_to_a_message_that_was_not_pulled_is_refused(tmp_path: Path) -
         assert "that it was not given" in push(node, tree)
         one.pull(node)
         assert "taken" in push(node, tree)
+
+
+def test_a_late_answer_is_refused_and_no_offence(tmp_path: Path) -> None:
+    """A SuperNode's answer has what is left of its message's time, which then is less than none."""
+    with fleet(tmp_path, tls=False) as one:
+        node = one.node()
+        one.send(node)
+        order = message_from_proto(one.pull(node))
+        order.metadata.ttl = 1e-3
+        order.metadata.created_at = time.time() - 1.0
+        answer, tree, _ = answer_to(order)
+        assert answer.metadata.ttl < 0
+        assert "after the time that its message had" in push(node, tree, answer.metadata)
+        assert one.records is not None
+        (refusal,) = one.records.refusals()
+        assert refusal["kind"] == "late answer"
 
 
 def test_a_server_that_was_restarted_takes_nobody_for_connected(tmp_path: Path) -> None:
