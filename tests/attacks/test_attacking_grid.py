@@ -271,7 +271,8 @@ def test_an_order_without_what_the_attack_needs_is_refused(key: str) -> None:
 
 def test_the_learning_rate_may_have_another_key() -> None:
     message = order(5)
-    message.content["config"]["lr"] = message.content["config"].pop("local-lr")
+    config = message.content.config_records["config"]
+    config["lr"] = config.pop("local-lr")
     grid = AttackingGrid(HonestGrid(), "sign-flip", fixed_corrupt(6, 2), SEED, local_lr_key="lr")
     sent = updates(grid.send_and_receive([message]))
     np.testing.assert_allclose(sent[5], -gradient(5), rtol=1e-6)

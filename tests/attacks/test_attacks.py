@@ -1,6 +1,7 @@
 """The vector attacks and label-flip against naive definitions and their properties."""
 
 import math
+from collections.abc import Callable
 from statistics import NormalDist, fmean, pstdev
 
 import numpy as np
@@ -9,9 +10,11 @@ import torch
 
 from blackthorn import attacks
 from blackthorn.attacks.distance_attacks import Perturbation
-from blackthorn.attacks.vector_attacks import baruch_z
+from blackthorn.attacks.vector_attacks import VectorFunction, baruch_z
 
 NUM_CLIENTS = 200
+# condition(vector [d], seen [b, d]) -> the ratio that must not exceed 1
+Condition = Callable[[torch.Tensor, torch.Tensor], float]
 
 
 def philox(seed: int) -> np.random.Generator:
@@ -24,6 +27,12 @@ def gaussian(rows: int, d: int, seed: int = 0) -> torch.Tensor:
     return torch.from_numpy(draw.standard_normal(d) + 0.5 * draw.standard_normal((rows, d)))
 
 
+def vector_attack(name: str) -> attacks.VectorAttack:
+    attack = attacks.get(name)
+    assert attack.kind == "vector"
+    return attack
+
+
 def run(
     name: str,
     own: torch.Tensor,
@@ -31,8 +40,7 @@ def run(
     seed: int = 0,
     honest: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    attack = attacks.get(name)
-    assert attack.kind == "vector"
+    attack = vector_attack(name)
     return attack(own, num_clients=num_clients, generator=philox(seed), honest=honest)
 
 
@@ -194,7 +202,7 @@ def naive_sum_condition(vector: torch.Tensor, seen: torch.Tensor) -> float:
 )
 @pytest.mark.parametrize("seed", range(5))
 def test_distance_attacks_go_exactly_as_far_as_they_may(
-    attack: object, condition: object, perturbation: Perturbation, seed: int
+    attack: VectorFunction, condition: Condition, perturbation: Perturbation, seed: int
 ) -> None:
     seen = gaussian(7, 10, seed=seed) * (1 + seed)
     average = torch.tensor(naive_mean(seen), dtype=torch.float64)
@@ -217,7 +225,12 @@ def test_distance_attacks_go_exactly_as_far_as_they_may(
 
 def test_unknown_perturbation() -> None:
     with pytest.raises(ValueError, match="'sideways'; allowed are 'deviation', 'unit' and 'sign'"):
-        attacks.min_max(gaussian(3, 4), num_clients=9, generator=philox(0), perturbation="sideways")
+        attacks.min_max(
+            gaussian(3, 4),
+            num_clients=9,
+            generator=philox(0),
+            perturbation="sideways",  # type: ignore[arg-type]
+        )
 
 
 # What all have in common
@@ -251,7 +264,8 @@ def test_the_dtype_is_kept_and_numpy_is_accepted(name: str, dtype: torch.dtype) 
     own = gaussian(4, 6).to(dtype)
     sent = run(name, own)
     assert sent.dtype == dtype
-    assert torch.equal(run(name, own.numpy()), sent)
+    from_numpy = run(name, own.numpy())  # type: ignore[arg-type]
+    assert torch.equal(from_numpy, sent)
 
 
 @pytest.mark.parametrize("name", attacks.names("vector"))
@@ -274,7 +288,7 @@ def test_what_is_no_matrix_of_updates_is_refused(name: str, own: torch.Tensor) -
 
 def test_without_collusion_everybody_has_its_own_average() -> None:
     own = gaussian(5, 6)
-    alone = attacks.without_collusion(attacks.get("reverse-scaled-average"))
+    alone = attacks.without_collusion(vector_attack("reverse-scaled-average"))
     sent = alone(own, num_clients=9, generator=philox(0))
     assert torch.allclose(sent, -50 * own, rtol=1e-12)
     assert not torch.allclose(run("reverse-scaled-average", own), sent)
@@ -302,7 +316,9 @@ def test_flip_labels() -> None:
     y = torch.tensor([0, 1, 9, 4])
     assert attacks.flip_labels(y, 10).tolist() == [9, 8, 0, 5]
     assert y.tolist() == [0, 1, 9, 4]
-    assert attacks.get("label-flip")(y, 10).dtype == torch.int64
+    by_name = attacks.get("label-flip")
+    assert by_name.kind == "data"
+    assert by_name(y, 10).dtype == torch.int64
     with pytest.raises(ValueError, match="num_classes is 0"):
         attacks.flip_labels(y, 0)
 

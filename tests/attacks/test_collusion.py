@@ -6,10 +6,11 @@ import logging
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import grpc
 import numpy as np
@@ -35,8 +36,10 @@ from blackthorn.attacks.collusion import (
 from blackthorn.attacks.collusion.collusion_pb2 import Header, Part
 from blackthorn.attacks.collusion.meeting import Update
 from blackthorn.attacks.flwr_clientapp import main
+from blackthorn.attacks.round_config import number
 
 LONG = 60.0
+Result = TypeVar("Result")
 
 
 @pytest.fixture
@@ -54,7 +57,7 @@ def service() -> Iterator[Callable[..., Accomplices]]:
         server.__exit__(None, None, None)
 
 
-def together(calls: list[Callable[[], object]]) -> list:
+def together(calls: Sequence[Callable[[], Result]]) -> list[Result]:
     with ThreadPoolExecutor(len(calls)) as pool:
         return [future.result(LONG) for future in [pool.submit(call) for call in calls]]
 
@@ -131,18 +134,20 @@ def test_updates_of_different_models_are_refused(service: Callable[..., Accompli
         accomplices.share("run", 1, 1, vector(1, size=4))
 
 
-HEADER = {"run": "r", "round": 1, "client": 0, "dtype": "float32", "num_bytes": 4}
+def header(dtype: str = "float32", num_bytes: int = 4) -> Part:
+    announced = Header(run="r", round=1, client=0, dtype=dtype, num_bytes=num_bytes)
+    return Part(header=announced)
 
 
 @pytest.mark.parametrize(
     ("sent", "words"),
     [
         ([Part(data=b"1234")], "data without a header"),
-        ([Part(header=Header(**{**HEADER, "dtype": "object"}))], "dtype is 'object'"),
-        ([Part(header=Header(**{**HEADER, "num_bytes": 2**40}))], "allowed are at most"),
-        ([Part(header=Header(**HEADER)), Part(data=b"12")], "ends after 2 of 4 bytes"),
-        ([Part(header=Header(**HEADER)), Part(data=b"12345")], "more than the 4 bytes"),
-        ([Part(header=Header(**HEADER)), Part(data=b"")], "ends after 0 of 4 bytes"),
+        ([header(dtype="object")], "dtype is 'object'"),
+        ([header(num_bytes=2**40)], "allowed are at most"),
+        ([header(), Part(data=b"12")], "ends after 2 of 4 bytes"),
+        ([header(), Part(data=b"12345")], "more than the 4 bytes"),
+        ([header(), Part(data=b"")], "ends after 0 of 4 bytes"),
     ],
 )
 def test_malformed_streams_are_refused(
@@ -265,14 +270,16 @@ def honest_app() -> ClientApp:
 
     @app.train()
     def train(message: Message, _: Context) -> Message:
-        config = message.content["config"]
-        rng = np.random.default_rng([int(config["client-id"]), int(config["server-round"])])
+        config = message.content.config_records["config"]
+        rng = np.random.default_rng(
+            [int(number(config, key)) for key in ("client-id", "server-round")]
+        )
         trained = {
             name: Array(value - LOCAL_LR * rng.normal(size=value.shape).astype(np.float32))
             for name, value in MODEL.items()
         }
-        records = {"arrays": ArrayRecord(trained), "metrics": MetricRecord({"num-examples": 7})}
-        return Message(RecordDict(records), reply_to=message)
+        arrays, metrics = ArrayRecord(trained), MetricRecord({"num-examples": 7})
+        return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
 
     return app
 
@@ -288,7 +295,9 @@ def answer(app: ClientApp, message: Message) -> Message:
 
 
 def sent_model(reply: Message) -> np.ndarray:
-    return np.concatenate([a.numpy().ravel() for a in reply.content["arrays"].values()])
+    return np.concatenate(
+        [a.numpy().ravel() for a in reply.content.array_records["arrays"].values()]
+    )
 
 
 def simulated(attack: str, server_round: int) -> dict[int, np.ndarray]:

@@ -7,6 +7,7 @@ an app that knows nothing of this project but has a package `attacks` of its own
 import json
 import os
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -20,11 +21,16 @@ from blackthorn.launch.processes.program_files import cold_program
 
 
 def test_every_app_that_flower_loads_is_wrapped() -> None:
-    honest, calls = ClientApp(), []
+    honest = ClientApp()
+    calls: list[object] = []
 
-    def get_load_fn(**options: object) -> object:
+    def get_load_fn(**options: object) -> Callable[..., ClientApp]:
+        def load(*bundle: object) -> ClientApp:
+            calls.append(bundle)
+            return honest
+
         calls.append(options)
-        return lambda *bundle: calls.append(bundle) or honest
+        return load
 
     app = lying(get_load_fn, "nan")(multi_app=True)("id", "version", "hash")
     assert calls == [{"multi_app": True}, ("id", "version", "hash")]

@@ -10,7 +10,7 @@ from flwr.app import Array, ArrayRecord, Error, Message, MetricRecord, RecordDic
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
 from blackthorn import attacks
-from blackthorn.attacks import misbehaviour
+from blackthorn.attacks import ReplyAttack, misbehaviour
 
 ANSWERING = [name for name in attacks.names("reply") if name not in ("raise", "slow", "exit")]
 
@@ -28,8 +28,14 @@ def honest_reply() -> Message:
     return Message(content, reply_to=order)
 
 
+def reply_attack(name: str) -> ReplyAttack:
+    attack = attacks.get(name)
+    assert isinstance(attack, ReplyAttack)
+    return attack
+
+
 def lie(name: str) -> Message:
-    return attacks.get(name)(honest_reply())
+    return reply_attack(name)(honest_reply())
 
 
 def arrays_of(reply: Message) -> ArrayRecord:
@@ -102,14 +108,14 @@ def test_huge_count_changes_the_count_alone() -> None:
 def test_a_count_is_claimed_even_where_none_was_reported() -> None:
     reply = honest_reply()
     del reply.content["metrics"]
-    claimed = attacks.get("huge-count")(reply).content.metric_records["metrics"]
+    claimed = reply_attack("huge-count")(reply).content.metric_records["metrics"]
     assert claimed["num-examples"] == 1e30
 
 
 @pytest.mark.parametrize("name", ANSWERING)
 def test_the_honest_reply_stays_and_only_the_record_lied_about_changes(name: str) -> None:
     reply, untouched = honest_reply(), honest_reply()
-    forged = attacks.get(name)(reply)
+    forged = reply_attack(name)(reply)
     assert reply.content == untouched.content
     assert forged.content != untouched.content
     assert forged.metadata == reply.metadata
@@ -126,7 +132,7 @@ def test_flower_can_send_the_lie(name: str) -> None:
 def test_an_error_is_passed_on(name: str) -> None:
     order = Message(RecordDict(), dst_node_id=7, message_type="train")
     reply = Message(Error(2, "no data"), reply_to=order)
-    assert attacks.get(name)(reply).error == Error(2, "no data")
+    assert reply_attack(name)(reply).error == Error(2, "no data")
 
 
 def test_raise() -> None:
@@ -141,7 +147,7 @@ def test_slow_sleeps_as_long_as_it_is_told(monkeypatch: pytest.MonkeyPatch) -> N
     assert 0.1 <= time.monotonic() - began < 5
     monkeypatch.setenv("BLACKTHORN_ATTACK_SECONDS", "0.2")
     began = time.monotonic()
-    assert attacks.get("slow")(reply) is reply
+    assert reply_attack("slow")(reply) is reply
     assert 0.2 <= time.monotonic() - began < 5
 
 
@@ -149,7 +155,7 @@ def test_exit_ends_the_process_without_a_word() -> None:
     child = os.fork()
     if child == 0:
         try:
-            attacks.get("exit")(honest_reply())
+            reply_attack("exit")(honest_reply())
         finally:  # reached only if the process has not ended by then
             os._exit(9)
     _, status = os.waitpid(child, 0)

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -20,20 +20,21 @@ from blackthorn.strategies import (
 from blackthorn.strategies.bounding import clip, clip_factors, normalize, row_norms
 
 INF = float("inf")
+Bounding = Callable[[torch.Tensor, float], torch.Tensor]
 DTYPES = [torch.float32, torch.float64]
 
 
-def exact_norm(row):
+def exact_norm(row: Iterable[float]) -> float:
     return math.sqrt(math.fsum(float(x) ** 2 for x in row))
 
 
 @pytest.fixture
-def generator():
+def generator() -> np.random.Generator:
     return np.random.default_rng(7)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_closed_form_rows(dtype):
+def test_closed_form_rows(dtype: torch.dtype) -> None:
     rows = torch.tensor([[3.0, 4.0], [0.6, 0.8], [0.0, 0.0], [-6.0, 8.0]], dtype=dtype)
     expected_clip = torch.tensor([[1.2, 1.6], [0.6, 0.8], [0.0, 0.0], [-1.2, 1.6]], dtype=dtype)
     expected_norm = torch.tensor([[1.2, 1.6], [1.2, 1.6], [0.0, 0.0], [-1.2, 1.6]], dtype=dtype)
@@ -45,7 +46,7 @@ def test_closed_form_rows(dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_random_rows_against_exact_sums(generator, dtype):
+def test_random_rows_against_exact_sums(generator: np.random.Generator, dtype: torch.dtype) -> None:
     rows = torch.from_numpy(generator.standard_normal((40, 501)) * np.logspace(-6, 6, 40)[:, None])
     rows = rows.to(dtype)
     norms = [exact_norm(row) for row in rows]
@@ -66,7 +67,7 @@ def test_random_rows_against_exact_sums(generator, dtype):
     assert clip(rows, bound).dtype == dtype
 
 
-def test_rows_wider_than_a_block(generator):
+def test_rows_wider_than_a_block(generator: np.random.Generator) -> None:
     rows = torch.from_numpy(generator.standard_normal((3, 1_100_000)).astype(np.float32))
     rows[1] *= 1e-6
     expected = [math.sqrt(np.dot(r.astype(float), r.astype(float))) for r in rows.numpy()]
@@ -76,7 +77,7 @@ def test_rows_wider_than_a_block(generator):
     np.testing.assert_allclose(row_norms(clipped)[[0, 2]].numpy(), 1.0, rtol=1e-6)
 
 
-def test_many_small_rows_are_taken_in_blocks(generator):
+def test_many_small_rows_are_taken_in_blocks(generator: np.random.Generator) -> None:
     rows = torch.from_numpy(generator.standard_normal((9000, 300)))
     expected = np.sqrt((rows.numpy() ** 2).sum(axis=1))
     np.testing.assert_allclose(row_norms(rows).numpy(), expected, rtol=1e-12)
@@ -88,7 +89,7 @@ def test_many_small_rows_are_taken_in_blocks(generator):
 
 
 @pytest.mark.parametrize("size", [1e25, 3e38, 1e-40])
-def test_extreme_float32_rows(size):
+def test_extreme_float32_rows(size: float) -> None:
     rows = torch.full((1, 10_000), size, dtype=torch.float32)
     entry = float(rows[0, 0])
     assert float(row_norms(rows)) == pytest.approx(entry * 100, rel=1e-12)
@@ -100,7 +101,7 @@ def test_extreme_float32_rows(size):
 
 
 @pytest.mark.parametrize("size", [1e200, 1e-200])
-def test_extreme_float64_rows(size):
+def test_extreme_float64_rows(size: float) -> None:
     rows = torch.tensor([[3.0 * size, -4.0 * size], [3.0, -4.0], [0.0, 0.0]], dtype=torch.float64)
     expected = torch.tensor([5.0 * size, 5.0, 0.0], dtype=torch.float64)
     torch.testing.assert_close(row_norms(rows), expected, rtol=1e-14, atol=0)
@@ -108,7 +109,7 @@ def test_extreme_float64_rows(size):
     torch.testing.assert_close(normalize(rows, 1.0), unit, rtol=1e-14, atol=0)
 
 
-def test_infinite_bound_clips_nothing_but_copies(generator):
+def test_infinite_bound_clips_nothing_but_copies(generator: np.random.Generator) -> None:
     rows = torch.from_numpy(generator.standard_normal((4, 5)))
     result = clip(rows, INF)
     assert torch.equal(result, rows)
@@ -118,7 +119,7 @@ def test_infinite_bound_clips_nothing_but_copies(generator):
 
 
 @pytest.mark.parametrize("function", [clip, normalize])
-def test_inputs_are_left_as_they_are(generator, function):
+def test_inputs_are_left_as_they_are(generator: np.random.Generator, function: Bounding) -> None:
     rows = torch.from_numpy(generator.standard_normal((4, 5)) * 100)
     before = rows.clone()
     result = function(rows, 1.0)
@@ -126,7 +127,7 @@ def test_inputs_are_left_as_they_are(generator, function):
     assert result.data_ptr() != rows.data_ptr()
 
 
-def test_single_vectors_and_numpy_arrays(generator):
+def test_single_vectors_and_numpy_arrays(generator: np.random.Generator) -> None:
     row = generator.standard_normal(8)
     length = exact_norm(row)
     assert clip(row, 0.5).shape == (8,)
@@ -136,7 +137,7 @@ def test_single_vectors_and_numpy_arrays(generator):
     assert float(clip_factors(row, 0.5)) == pytest.approx(0.5 / length, rel=1e-14)
 
 
-def test_no_rows_give_no_rows():
+def test_no_rows_give_no_rows() -> None:
     empty = torch.zeros(0, 5)
     assert clip(empty, 1.0).shape == (0, 5)
     assert clip_factors(empty, 1.0).shape == (0,)
@@ -144,7 +145,7 @@ def test_no_rows_give_no_rows():
 
 @pytest.mark.parametrize("bad", [float("nan"), INF, -INF])
 @pytest.mark.parametrize("function", [clip, normalize])
-def test_a_non_finite_row_never_passes_as_a_bounded_one(function, bad):
+def test_a_non_finite_row_never_passes_as_a_bounded_one(function: Bounding, bad: float) -> None:
     rows = torch.ones(3, 4)
     rows[1, 2] = bad
     result = function(rows, 1.0)
@@ -155,18 +156,18 @@ def test_a_non_finite_row_never_passes_as_a_bounded_one(function, bad):
 
 @pytest.mark.parametrize("bound", [0.0, -1.0, float("nan")])
 @pytest.mark.parametrize("function", [clip, normalize, clip_factors])
-def test_bounds_out_of_range(function, bound):
+def test_bounds_out_of_range(function: Bounding, bound: float) -> None:
     with pytest.raises(ValueError, match=f"bound must be positive.*got {bound}"):
         function(torch.ones(2, 2), bound)
 
 
-def test_there_is_no_infinite_normalisation():
+def test_there_is_no_infinite_normalisation() -> None:
     with pytest.raises(ValueError, match="positive and finite: got inf"):
         normalize(torch.ones(2, 2), INF)
 
 
 @pytest.mark.parametrize("function", [clip, normalize, clip_factors])
-def test_unusable_updates(function):
+def test_unusable_updates(function: Bounding) -> None:
     with pytest.raises(ValueError, match=r"shape \[K, d\]"):
         function(torch.ones(2, 2, 2), 1.0)
     with pytest.raises(ValueError, match="float32 or float64"):

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 
@@ -12,9 +12,15 @@ ALPHAS = [1.01, 1.25, 1.5, 1.75, 2.0]
 Terms = Callable[[float, float, float, float, ClippingSchedule], dict[str, float]]
 
 
+def threshold(schedule: ClippingSchedule) -> float:
+    """The clip norm, of a theorem that prescribes one."""
+    assert schedule.clip_norm is not None
+    return schedule.clip_norm
+
+
 def theorem_2(m: float, k: float, t: float, a: float, s: ClippingSchedule) -> dict[str, float]:
     """The terms of Theorem 2's inequality without L, G and f(x_1) - f(x_T)."""
-    lr, clip = s.local_lr_at_most, s.clip_norm
+    lr, clip = s.local_lr_at_most, threshold(s)
     return {
         "descent": 1 / (s.global_lr * k * t),
         "drift": lr**2 * k**2,
@@ -26,7 +32,7 @@ def theorem_2(m: float, k: float, t: float, a: float, s: ClippingSchedule) -> di
 
 def theorem_4(m: float, k: float, t: float, a: float, s: ClippingSchedule) -> dict[str, float]:
     """The same of Theorem 4, with η_l at 1/K of its printed limit (see the last test)."""
-    lr, clip = s.local_lr_at_most / k, s.clip_norm
+    lr, clip = s.local_lr_at_most / k, threshold(s)
     return {
         "descent": 1 / (s.global_lr * k * t),
         "bias": clip ** (-2 * (a - 1)),
@@ -74,7 +80,7 @@ def test_no_other_rate_and_threshold_do_better(variant: Literal["pr", "pi"], ter
                 theorem=plan.theorem,
                 global_lr=plan.global_lr * lr_factor,
                 local_lr_at_most=0.0,
-                clip_norm=plan.clip_norm * clip_factor,
+                clip_norm=threshold(plan) * clip_factor,
                 rate=plan.rate,
             )
             worst = max(terms(12, 7, 300, 1.4, other).values())
@@ -123,8 +129,8 @@ def test_theorem_3_balances_its_terms(scaled: str, alpha: float) -> None:
     bias, drift, rate = [], [], []
     for s in (size, larger):
         plan = fat_clipping_schedule("pi", s["m"], s["k"], s["t"], alpha, strong_convexity=0.1)
-        bias.append(plan.clip_norm ** (-2 * (alpha - 1)))
-        drift.append((plan.local_lr_at_most * s["k"]) ** 2 * plan.clip_norm ** (2 - alpha))
+        bias.append(threshold(plan) ** (-2 * (alpha - 1)))
+        drift.append((plan.local_lr_at_most * s["k"]) ** 2 * threshold(plan) ** (2 - alpha))
         rate.append(plan.rate)
     assert bias[1] / bias[0] == pytest.approx(rate[1] / rate[0])
     assert drift[1] / drift[0] == pytest.approx(rate[1] / rate[0])
@@ -160,7 +166,7 @@ def test_printed_limit_of_theorem_4_is_a_factor_k_too_large() -> None:
     m, k, t, alpha = 8, 6, 500, 1.5
     plan = fat_clipping_schedule("pi", m, k, t, alpha)
     assert plan.local_lr_at_most == pytest.approx((m * k * t) ** (-alpha / (6 * alpha - 4)))
-    printed = k**2 * plan.local_lr_at_most**2 * plan.clip_norm ** (2 - alpha)
+    printed = k**2 * plan.local_lr_at_most**2 * threshold(plan) ** (2 - alpha)
     assert printed == pytest.approx(k**2 * plan.rate)
 
 
@@ -178,7 +184,7 @@ def test_printed_limit_of_theorem_4_is_a_factor_k_too_large() -> None:
         ({"strong_convexity": math.inf}, "mu = inf is not allowed"),
     ],
 )
-def test_wrong_values(change: dict[str, float], expected: str) -> None:
+def test_wrong_values(change: dict[str, Any], expected: str) -> None:
     values = {"clients": 5, "local_steps": 2, "rounds": 10, "alpha": 1.5, **change}
     with pytest.raises(ValueError, match=expected) as caught:
         fat_clipping_schedule("pi", **values)

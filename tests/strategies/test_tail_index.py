@@ -11,7 +11,9 @@ from blackthorn.strategies.tail_index import tail_index
 ALPHAS = [0.5, 1.0, 1.5, 2.0]
 
 
-def symmetric_stable(alpha, size, generator):
+def symmetric_stable(
+    alpha: float, size: int | tuple[int, int], generator: np.random.Generator
+) -> np.ndarray:
     """Chambers, Mallows, Stuck: symmetric α-stable samples (Cauchy at 1, N(0, 2) at 2)."""
     angle = generator.uniform(-math.pi / 2, math.pi / 2, size)
     wait = generator.exponential(size=size)
@@ -21,19 +23,19 @@ def symmetric_stable(alpha, size, generator):
 
 @pytest.mark.parametrize("alpha", ALPHAS)
 @pytest.mark.parametrize("shift", [0.0, 40.0])
-def test_a_million_scalars(alpha, shift):
+def test_a_million_scalars(alpha: float, shift: float) -> None:
     samples = symmetric_stable(alpha, 1_000_000, np.random.default_rng(11)) + shift
     assert tail_index(samples) == pytest.approx(alpha, abs=0.05)
 
 
 @pytest.mark.parametrize("alpha", ALPHAS)
-def test_vectors_with_an_offset_in_each_coordinate(alpha):
+def test_vectors_with_an_offset_in_each_coordinate(alpha: float) -> None:
     generator = np.random.default_rng(12)
     samples = symmetric_stable(alpha, (200_000, 5), generator) + np.array([0, 1, -30, 500, 7.0])
     assert tail_index(torch.from_numpy(samples)) == pytest.approx(alpha, abs=0.05)
 
 
-def test_norms_answer_one_whatever_the_law():
+def test_norms_answer_one_whatever_the_law() -> None:
     """Why vectors are summed as vectors: the norms of Gaussian vectors, uncentred, look like 1."""
     samples = np.random.default_rng(13).standard_normal((100_000, 20))
     norms = np.linalg.norm(samples, axis=1)
@@ -44,31 +46,31 @@ def test_norms_answer_one_whatever_the_law():
 
 
 @pytest.mark.parametrize("block_size", [2, 5, 100])
-def test_other_block_sizes(block_size):
+def test_other_block_sizes(block_size: int) -> None:
     samples = symmetric_stable(1.5, 1_000_000, np.random.default_rng(14))
     assert tail_index(samples, block_size) == pytest.approx(1.5, abs=0.05)
 
 
-def test_by_hand():
+def test_by_hand() -> None:
     # Median 0; block sums 6 and -10; the two zeros have no logarithm.
     samples = np.array([2.0, 4.0, 0.0, -7.0, -3.0, 0.0, 99.0])
     growth = (math.log(6) + math.log(10)) / 2 - math.log(2 * 4 * 7 * 3) / 4
     assert tail_index(samples, 3) == pytest.approx(math.log(3) / growth, rel=1e-12)
 
 
-def test_an_odd_number_of_samples_contains_its_own_median():
+def test_an_odd_number_of_samples_contains_its_own_median() -> None:
     samples = np.random.default_rng(15).standard_normal(11 * 9_091)
     assert len(samples) % 2 == 1
     assert tail_index(samples, 11) == pytest.approx(2.0, abs=0.1)
 
 
-def test_samples_are_left_as_they_are():
+def test_samples_are_left_as_they_are() -> None:
     samples = torch.arange(40.0)
     tail_index(samples)
     assert torch.equal(samples, torch.arange(40.0))
 
 
-def test_sums_shorter_than_samples_have_no_finite_index():
+def test_sums_shorter_than_samples_have_no_finite_index() -> None:
     assert tail_index(np.array([1.0, -1.1, 2.0, -1.9] * 5), 2) == math.inf
 
 
@@ -83,6 +85,6 @@ def test_sums_shorter_than_samples_have_no_finite_index():
         (np.ones((20, 2, 2)), 10, "shape"),
     ],
 )
-def test_unusable_samples(samples, block_size, message):
+def test_unusable_samples(samples: np.ndarray, block_size: int, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         tail_index(samples, block_size)

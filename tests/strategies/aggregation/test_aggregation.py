@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import torch
 
 from blackthorn.strategies import aggregation
 from blackthorn.strategies.aggregation import (
+    Aggregate,
     bucket_matrix,
     bucketing,
     bulyan,
@@ -28,6 +30,7 @@ from blackthorn.strategies.aggregation import (
 )
 
 HUGE = 1e25
+FloatType = type[np.float32] | type[np.float64]
 ROBUST = [
     "bulyan",
     "centered-clipping",
@@ -40,7 +43,7 @@ ROBUST = [
 ]
 
 
-def naive_distances(rows):
+def naive_distances(rows: np.ndarray) -> np.ndarray:
     """‖u_i − u_j‖² pair by pair, from differences: nothing cancels."""
     wide = np.asarray(rows, dtype=np.float64)
     result = np.zeros((len(wide), len(wide)))
@@ -50,7 +53,7 @@ def naive_distances(rows):
     return result
 
 
-def naive_scores(distances, num_neighbours):
+def naive_scores(distances: np.ndarray, num_neighbours: int) -> np.ndarray:
     scores = []
     for i in range(len(distances)):
         others = sorted(distances[i][j] for j in range(len(distances)) if j != i)
@@ -58,10 +61,13 @@ def naive_scores(distances, num_neighbours):
     return np.array(scores)
 
 
-def naive_bulyan(rows, b, columns=slice(None)):
+def naive_bulyan(
+    rows: np.ndarray, b: int, columns: slice = slice(None)
+) -> tuple[set[int], np.ndarray]:
     wide = np.asarray(rows, dtype=np.float64)
     distances = naive_distances(wide)
-    left, chosen = list(range(len(wide))), []
+    left = list(range(len(wide)))
+    chosen: list[int] = []
     while len(chosen) < len(wide) - 2 * b:
         scores = naive_scores(distances[np.ix_(left, left)], max(len(left) - b - 2, 1))
         chosen.append(left.pop(int(np.argmin(scores))))
@@ -74,13 +80,15 @@ def naive_bulyan(rows, b, columns=slice(None)):
     return set(chosen), np.array(result)
 
 
-def random_rows(seed, count, dim, dtype):
+def random_rows(seed: int | list[int], count: int, dim: int, dtype: FloatType) -> np.ndarray:
     rng = np.random.default_rng(seed)
     rows = rng.standard_normal((count, dim)) * 10 ** rng.uniform(-3, 3, dim)
     return (rows + rng.standard_normal(dim)).astype(dtype)
 
 
-def check(result, expected, dtype, rtol=None):
+def check(
+    result: Aggregate, expected: np.ndarray, dtype: FloatType, rtol: float | None = None
+) -> None:
     assert result.vector.dtype == torch.from_numpy(np.zeros(0, dtype)).dtype
     rtol = rtol or (1.2e-7 if dtype == np.float32 else 1e-12)
     scale = np.abs(expected).max()
@@ -88,7 +96,7 @@ def check(result, expected, dtype, rtol=None):
 
 
 @pytest.fixture(params=[np.float32, np.float64], ids=["float32", "float64"])
-def dtype(request):
+def dtype(request: pytest.FixtureRequest) -> FloatType:
     return request.param
 
 
@@ -96,7 +104,7 @@ def dtype(request):
 
 
 @pytest.mark.parametrize(("count", "dim"), [(1, 1), (2, 5), (13, 30_001)])
-def test_mean(count, dim, dtype):
+def test_mean(count: int, dim: int, dtype: FloatType) -> None:
     rows = random_rows(0, count, dim, dtype)
     result = mean(rows)
     check(result, rows.astype(np.float64).mean(axis=0), dtype)
@@ -104,7 +112,7 @@ def test_mean(count, dim, dtype):
     assert result.survivors.all()
 
 
-def test_weighted_mean(dtype):
+def test_weighted_mean(dtype: FloatType) -> None:
     rows = random_rows(1, 4, 7, dtype)
     result = mean(rows, weights=[3, 0, 1, 4])
     wide = rows.astype(np.float64)
@@ -113,7 +121,7 @@ def test_weighted_mean(dtype):
     assert result.survivors.tolist() == [True, False, True, True]
 
 
-def test_mean_is_accumulated_in_float64():
+def test_mean_is_accumulated_in_float64() -> None:
     rows = torch.ones(4001, 2)
     rows[0] = 2.0**26  # in float32 a running sum of 2^26 + 1 + 1 + … stays at 2^26
     expected = (2.0**26 + 4000) / 4001
@@ -130,12 +138,12 @@ def test_mean_is_accumulated_in_float64():
         ([0.0, 0.0, 0.0], "not all be zero"),
     ],
 )
-def test_unusable_weights(weights, message):
+def test_unusable_weights(weights: list[float], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         mean(torch.ones(3, 2), weights=weights)
 
 
-def test_weights_too_large_to_sum():
+def test_weights_too_large_to_sum() -> None:
     assert mean(torch.eye(2), weights=[1.5e308, 1.5e308]).vector.tolist() == [0.5, 0.5]
 
 
@@ -143,7 +151,7 @@ def test_weights_too_large_to_sum():
 
 
 @pytest.mark.parametrize(("count", "dim"), [(1, 3), (2, 3), (3, 1), (12, 30_001), (25, 30_001)])
-def test_coordinate_median(count, dim, dtype):
+def test_coordinate_median(count: int, dim: int, dtype: FloatType) -> None:
     rows = random_rows(2, count, dim, dtype)
     result = coordinate_median(rows, (count - 1) // 2)
     check(result, np.median(rows.astype(np.float64), axis=0), dtype)
@@ -154,13 +162,13 @@ def test_coordinate_median(count, dim, dtype):
 @pytest.mark.parametrize(
     ("count", "b", "dim"), [(1, 0, 3), (3, 1, 2), (8, 3, 40), (25, 0, 50), (25, 6, 30_001)]
 )
-def test_trimmed_mean(count, b, dim, dtype):
+def test_trimmed_mean(count: int, b: int, dim: int, dtype: FloatType) -> None:
     rows = random_rows(3, count, dim, dtype)
     expected = np.sort(rows.astype(np.float64), axis=0)[b : count - b].mean(axis=0)
     check(trimmed_mean(rows, b), expected, dtype)
 
 
-def test_ties_and_huge_values_in_a_coordinate():
+def test_ties_and_huge_values_in_a_coordinate() -> None:
     rows = np.array([[1.0, HUGE], [1.0, -HUGE], [2.0, 0.5], [1.0, 0.25], [-9.0, 0.5]])
     assert coordinate_median(rows).vector.tolist() == [1.0, 0.5]
     np.testing.assert_allclose(trimmed_mean(rows, 1).vector.numpy(), [1.0, 1.25 / 3], rtol=1e-15)
@@ -170,7 +178,7 @@ def test_ties_and_huge_values_in_a_coordinate():
 
 
 @pytest.mark.parametrize("seed", range(25))
-def test_krum_and_multi_krum(seed, dtype):
+def test_krum_and_multi_krum(seed: int, dtype: FloatType) -> None:
     rng = np.random.default_rng(seed)
     count = int(rng.integers(3, 20))
     b = int(rng.integers(0, (count - 3) // 2 + 1))
@@ -185,7 +193,7 @@ def test_krum_and_multi_krum(seed, dtype):
         check(result, rows[order[:chosen]].astype(np.float64).mean(axis=0), dtype)
 
 
-def float32_scores(rows, b):
+def float32_scores(rows: np.ndarray, b: int) -> np.ndarray:
     """Krum as it is often written: float32, squared norms of the rows minus twice the products."""
     products = rows @ rows.T
     squares = (rows * rows).sum(axis=1)
@@ -194,7 +202,7 @@ def float32_scores(rows, b):
 
 
 @pytest.mark.parametrize("offset", [0.0, 1.0], ids=["updates", "models"])
-def test_krum_finds_the_true_minimiser_of_tiny_updates_200_times_of_200(offset):
+def test_krum_finds_the_true_minimiser_of_tiny_updates_200_times_of_200(offset: float) -> None:
     rng = np.random.default_rng(21)
     right = right_in_float32 = 0
     for _ in range(200):
@@ -209,7 +217,7 @@ def test_krum_finds_the_true_minimiser_of_tiny_updates_200_times_of_200(offset):
 
 
 @pytest.mark.slow
-def test_krum_finds_the_true_minimiser_in_a_million_dimensions():
+def test_krum_finds_the_true_minimiser_in_a_million_dimensions() -> None:
     rng = np.random.default_rng(22)
     for offset in (0.0, 1.0, 1.0):
         common = offset * rng.standard_normal(1_000_000, dtype=np.float32)
@@ -218,13 +226,13 @@ def test_krum_finds_the_true_minimiser_in_a_million_dimensions():
         assert krum(rows, 2).survivors.numpy()[best]
 
 
-def test_krum_of_equal_scores_takes_the_first():
+def test_krum_of_equal_scores_takes_the_first() -> None:
     rows = np.array([[0.0], [1.0], [0.0], [1.0], [5.0]])
     assert krum(rows, 1).survivors.tolist() == [True, False, False, False, False]
     assert krum(np.ones((5, 3)), 1).vector.tolist() == [1.0] * 3
 
 
-def test_krum_beside_huge_rows():
+def test_krum_beside_huge_rows() -> None:
     rows = random_rows(4, 9, 30, np.float32)
     order = np.argsort(naive_scores(naive_distances(rows[:6]), 4), kind="stable")
     rows[6:] = HUGE * np.random.default_rng(4).standard_normal((3, 30))
@@ -232,13 +240,13 @@ def test_krum_beside_huge_rows():
 
 
 @pytest.mark.parametrize("selected", [0, 8])
-def test_multi_krum_selects_between_one_row_and_the_honest_number(selected):
+def test_multi_krum_selects_between_one_row_and_the_honest_number(selected: int) -> None:
     with pytest.raises(ValueError, match=f"between 1 and K - num_corrupt = 7: got {selected}"):
         multi_krum(np.zeros((9, 2)), 2, num_selected=selected)
 
 
 @pytest.mark.parametrize("seed", range(25))
-def test_bulyan(seed, dtype):
+def test_bulyan(seed: int, dtype: FloatType) -> None:
     rng = np.random.default_rng([seed, 2])
     count = int(rng.integers(3, 24))
     b = int(rng.integers(0, (count - 3) // 4 + 1))
@@ -250,14 +258,14 @@ def test_bulyan(seed, dtype):
     check(result, expected, dtype)
 
 
-def test_bulyan_over_several_blocks():
+def test_bulyan_over_several_blocks() -> None:
     rows = random_rows(5, 15, 60_001, np.float32)
     some = slice(11, None, 97)  # of all blocks; the naive definition is slow
     expected = naive_bulyan(rows, 3, some)[1]
     np.testing.assert_allclose(bulyan(rows, 3).vector.numpy()[some], expected, rtol=1.2e-7)
 
 
-def test_bulyan_of_equal_rows_and_beside_huge_ones():
+def test_bulyan_of_equal_rows_and_beside_huge_ones() -> None:
     np.testing.assert_allclose(bulyan(np.full((7, 3), 0.1), 1).vector.numpy(), 0.1, rtol=1e-15)
     rows = random_rows(6, 11, 5, np.float64)
     rows[[2, 8]] = HUGE
@@ -274,17 +282,18 @@ def test_bulyan_of_equal_rows_and_beside_huge_ones():
 # The geometric median.
 
 
-def sum_of_distances(rows, point):
+def sum_of_distances(rows: np.ndarray, point: np.ndarray) -> float:
     return np.linalg.norm(np.asarray(rows, dtype=np.float64) - point, axis=1).sum()
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_geometric_median_is_the_minimum(seed, dtype):
+def test_geometric_median_is_the_minimum(seed: int, dtype: FloatType) -> None:
     """The objective is convex: where its gradient vanishes is the minimum. The sum of unit
     vectors is exact up to 1e-6 of smoothing and the float32 of the answer."""
     rng = np.random.default_rng([seed, 4])
     count, dim = int(rng.integers(5, 15)), int(rng.integers(3, 40))
-    rows = (rng.standard_normal((count, dim)) + 3 * rng.standard_normal(dim)).astype(dtype)
+    wide = rng.standard_normal((count, dim)) + 3 * rng.standard_normal(dim)
+    rows: np.ndarray = wide.astype(dtype)
     rows[:2] *= 20
     result = geometric_median(rows, 2)
     point = result.vector.numpy().astype(np.float64)
@@ -302,7 +311,7 @@ def test_geometric_median_is_the_minimum(seed, dtype):
     assert float(result.weights.sum()) == pytest.approx(1.0, rel=1e-12)
 
 
-def test_geometric_medians_in_closed_form():
+def test_geometric_medians_in_closed_form() -> None:
     # The centroid of an equilateral triangle; the diagonals' crossing of a quadrilateral.
     triangle = np.array([[0.0, 0.0], [1.0, 0.0], [0.5, math.sqrt(3) / 2]])
     np.testing.assert_allclose(
@@ -318,7 +327,7 @@ def test_geometric_medians_in_closed_form():
     np.testing.assert_allclose(geometric_median(line, 2).vector.numpy(), [1.0], atol=1e-4)
 
 
-def test_geometric_median_of_points_in_the_majority():
+def test_geometric_median_of_points_in_the_majority() -> None:
     rows = np.array([[0.1, 0.2]] * 4 + [[5.0, 5.0], [-HUGE, 3.0], [0.0, 9.0]])
     assert geometric_median(rows, 3).vector.tolist() == [0.1, 0.2]
     assert geometric_median(np.full((2, 3), 0.1)).vector.tolist() == [0.1] * 3
@@ -328,7 +337,7 @@ def test_geometric_median_of_points_in_the_majority():
 
 
 @pytest.mark.parametrize("scale", [1e-9, 1.0, 1e9])
-def test_geometric_median_has_no_scale_of_its_own(scale):
+def test_geometric_median_has_no_scale_of_its_own(scale: float) -> None:
     rows = random_rows(7, 9, 6, np.float64)
     np.testing.assert_allclose(
         geometric_median(rows * scale).vector.numpy(),
@@ -337,7 +346,7 @@ def test_geometric_median_has_no_scale_of_its_own(scale):
     )
 
 
-def test_geometric_median_beside_huge_rows():
+def test_geometric_median_beside_huge_rows() -> None:
     """Huge rows pull with the force of one unit vector each, from infinity."""
     rng = np.random.default_rng(8)
     rows = rng.standard_normal((11, 4))
@@ -355,7 +364,7 @@ def test_geometric_median_beside_huge_rows():
 @pytest.mark.parametrize(
     "options", [{"smoothing": 0.0}, {"tolerance": float("nan")}, {"max_iterations": 0}]
 )
-def test_geometric_median_options(options):
+def test_geometric_median_options(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(options))):
         geometric_median(np.zeros((3, 2)), **options)
 
@@ -363,7 +372,9 @@ def test_geometric_median_options(options):
 # Centred clipping.
 
 
-def naive_centered_clipping(rows, radius, start, iterations):
+def naive_centered_clipping(
+    rows: np.ndarray, radius: float, start: np.ndarray, iterations: int
+) -> np.ndarray:
     v = np.asarray(start, dtype=np.float64)
     for _ in range(iterations):
         away = rows.astype(np.float64) - v
@@ -375,7 +386,7 @@ def naive_centered_clipping(rows, radius, start, iterations):
 
 @pytest.mark.parametrize("iterations", [1, 3, 10])
 @pytest.mark.parametrize("seed", range(4))
-def test_centered_clipping(seed, iterations, dtype):
+def test_centered_clipping(seed: int, iterations: int, dtype: FloatType) -> None:
     rng = np.random.default_rng([seed, 5])
     rows = random_rows([seed, 6], 9, 20, dtype)
     start = rng.standard_normal(20)
@@ -389,7 +400,7 @@ def test_centered_clipping(seed, iterations, dtype):
     assert result.iterations == iterations
 
 
-def test_centered_clipping_defaults():
+def test_centered_clipping_defaults() -> None:
     """From the coordinate-wise median, with the median distance to it as the radius."""
     rows = random_rows(9, 8, 12, np.float64)
     rows[:2] = HUGE
@@ -399,7 +410,7 @@ def test_centered_clipping_defaults():
     np.testing.assert_allclose(centered_clipping(rows, 2).vector.numpy(), expected, rtol=1e-9)
 
 
-def test_centered_clipping_by_hand():
+def test_centered_clipping_by_hand() -> None:
     rows = np.array([[3.0, 4.0], [0.0, 1.0], [0.0, 0.0], [0.0, 300.0]])
     once = centered_clipping(rows, 1, radius=2.0, start=[0.0, 0.0], iterations=1)
     # clip: (1.2, 1.6), (0, 1), 0, (0, 2).
@@ -409,7 +420,7 @@ def test_centered_clipping_by_hand():
     np.testing.assert_allclose(wide.vector.numpy(), rows.mean(axis=0), rtol=1e-15)
 
 
-def test_centered_clipping_of_points_in_the_majority():
+def test_centered_clipping_of_points_in_the_majority() -> None:
     rows = np.array([[0.1, 0.2]] * 4 + [[5.0, 5.0], [-HUGE, 3.0], [0.0, 9.0]])
     assert centered_clipping(rows, 3).vector.tolist() == [0.1, 0.2]
 
@@ -424,7 +435,7 @@ def test_centered_clipping_of_points_in_the_majority():
         {"start": [1.0, float("nan")]},
     ],
 )
-def test_centered_clipping_options(options):
+def test_centered_clipping_options(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(options))):
         centered_clipping(np.zeros((3, 2)), **options)
 
@@ -433,7 +444,7 @@ def test_centered_clipping_options(options):
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_nearest_neighbour_mixing(seed, dtype):
+def test_nearest_neighbour_mixing(seed: int, dtype: FloatType) -> None:
     rng = np.random.default_rng([seed, 7])
     count = int(rng.integers(1, 15))
     b = int(rng.integers(0, (count - 1) // 2 + 1))
@@ -449,7 +460,7 @@ def test_nearest_neighbour_mixing(seed, dtype):
         )
 
 
-def test_nearest_neighbours_beside_huge_rows():
+def test_nearest_neighbours_beside_huge_rows() -> None:
     """Honest rows mix among themselves, and no huge row rounds them away."""
     rows = random_rows(10, 9, 30_001, np.float32)
     expected = rows[3:].astype(np.float64).mean(axis=0)
@@ -460,7 +471,7 @@ def test_nearest_neighbours_beside_huge_rows():
 
 
 @pytest.mark.parametrize(("count", "size"), [(10, 1), (10, 2), (10, 3), (10, 10), (1, 1)])
-def test_bucketing_partitions_the_rows(count, size):
+def test_bucketing_partitions_the_rows(count: int, size: int) -> None:
     """Row i carries 2^i: a bucket's sum names its members."""
     rows = np.diag(2.0 ** np.arange(count))
     buckets = bucketing(rows, size, np.random.default_rng(1)).numpy()
@@ -473,7 +484,7 @@ def test_bucketing_partitions_the_rows(count, size):
             assert bucket[i] == pytest.approx(2.0**i / len(group), rel=1e-15)
 
 
-def test_bucketing_draws_from_its_generator():
+def test_bucketing_draws_from_its_generator() -> None:
     rows = random_rows(11, 12, 4, np.float64)
     same = [bucketing(rows, 3, np.random.default_rng(5)) for _ in range(2)]
     assert torch.equal(*same)
@@ -489,12 +500,12 @@ def test_bucketing_draws_from_its_generator():
 
 
 @pytest.mark.parametrize("size", [0, 4])
-def test_bucket_sizes_out_of_range(size):
+def test_bucket_sizes_out_of_range(size: int) -> None:
     with pytest.raises(ValueError, match=f"between 1 and K = 3: got {size}"):
         bucketing(np.zeros((3, 2)), size, np.random.default_rng(0))
 
 
-def attacked_rows():
+def attacked_rows() -> tuple[np.ndarray, np.ndarray]:
     """16 honest rows around 1 and 4 that send −50 times their mean, one behind the other."""
     rng = np.random.default_rng(12)
     honest = 1 + 0.5 * rng.standard_normal((16, 100))
@@ -503,7 +514,7 @@ def attacked_rows():
 
 
 @pytest.mark.parametrize("name", ROBUST)
-def test_every_robust_rule_holds_where_the_mean_breaks(name):
+def test_every_robust_rule_holds_where_the_mean_breaks(name: str) -> None:
     rows, honest = attacked_rows()
     plain = mean(rows).vector.numpy()
     robust = get(name)(rows, 4).vector.numpy()
@@ -513,7 +524,7 @@ def test_every_robust_rule_holds_where_the_mean_breaks(name):
 
 
 @pytest.mark.parametrize("name", ROBUST)
-def test_every_robust_rule_differs_from_the_mean_without_an_attack(name):
+def test_every_robust_rule_differs_from_the_mean_without_an_attack(name: str) -> None:
     """A rule that quietly fell back to the mean would pass as long as all rows are honest."""
     rows = random_rows(13, 23, 40, np.float64)
     difference = get(name)(rows, 5).vector.numpy() - rows.mean(axis=0)
@@ -521,7 +532,7 @@ def test_every_robust_rule_differs_from_the_mean_without_an_attack(name):
 
 
 @pytest.mark.parametrize("name", ROBUST)
-def test_every_rule_composes_with_mixing(name):
+def test_every_rule_composes_with_mixing(name: str) -> None:
     rows, honest = attacked_rows()
     matrix = nearest_neighbour_matrix(rows, 4)
     mixed = nearest_neighbour_mixing(rows, 4)
@@ -536,7 +547,7 @@ def test_every_rule_composes_with_mixing(name):
     assert np.linalg.norm(result.vector.numpy() - honest) < 6
 
 
-def test_trace_back_tells_clients_from_mixed_rows():
+def test_trace_back_tells_clients_from_mixed_rows() -> None:
     rows, _ = attacked_rows()
     generator = np.random.default_rng(3)
     corrupt = torch.ones(10, dtype=torch.bool)
@@ -549,7 +560,7 @@ def test_trace_back_tells_clients_from_mixed_rows():
     inner = rage(mix(rows, matrix), b)
     assert torch.equal(inner.survivors, ~corrupt)
     outer = trace_back(inner, matrix)
-    expected = [not corrupt[(matrix[:, i] > 0).nonzero().item()] for i in range(20)]
+    expected = [not corrupt[(matrix[:, i] > 0).nonzero()].item() for i in range(20)]
     assert outer.survivors.tolist() == expected
     average = trace_back(multi_krum(mix(rows, matrix), b), matrix)
     assert float(average.weights.sum()) == pytest.approx(1.0)
@@ -579,7 +590,7 @@ def test_trace_back_tells_clients_from_mixed_rows():
         ("trimmed-mean", 10, 4),
     ],
 )
-def test_the_largest_number_of_corrupt_rows(name, count, most):
+def test_the_largest_number_of_corrupt_rows(name: str, count: int, most: int) -> None:
     rows = random_rows(14, count, 6, np.float64)
     get(name)(rows, most)
     with pytest.raises(ValueError, match=rf"{name} needs .*got num_corrupt = {most + 1}"):
@@ -590,18 +601,18 @@ def test_the_largest_number_of_corrupt_rows(name, count, most):
 
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("name", ["krum", "multi-krum", "bulyan"])
-def test_rules_that_need_three_rows(name, count):
+def test_rules_that_need_three_rows(name: str, count: int) -> None:
     with pytest.raises(ValueError, match="K is too small for any"):
         get(name)(np.zeros((count, 2)), 0)
 
 
-def test_mixing_refuses_a_majority():
+def test_mixing_refuses_a_majority() -> None:
     with pytest.raises(ValueError, match="num_corrupt < K/2"):
         nearest_neighbour_mixing(np.zeros((4, 2)), 2)
 
 
 @pytest.mark.parametrize("name", sorted(aggregation.RULES))
-def test_shared_behaviour(name, dtype):
+def test_shared_behaviour(name: str, dtype: FloatType) -> None:
     rows = torch.from_numpy(random_rows(15, 11, 17, dtype))
     before = rows.clone()
     result = get(name)(rows, 2)
@@ -620,13 +631,13 @@ def test_shared_behaviour(name, dtype):
 
 @pytest.mark.parametrize("name", sorted(aggregation.RULES))
 @pytest.mark.parametrize("value", [0.0, 0.1, -1e25])
-def test_equal_rows_give_that_row(name, value):
+def test_equal_rows_give_that_row(name: str, value: float) -> None:
     rows = torch.full((11, 5), value)
     assert torch.equal(get(name)(rows, 2).vector, rows[0])
 
 
 @pytest.mark.parametrize("name", sorted(aggregation.RULES))
-def test_unusable_updates(name):
+def test_unusable_updates(name: str) -> None:
     rule = get(name)
     with pytest.raises(ValueError, match="no updates to aggregate: got K = 0"):
         rule(torch.zeros(0, 3), 0)
@@ -641,7 +652,7 @@ def test_unusable_updates(name):
             rule(rows, 0)
 
 
-def test_get_by_name():
+def test_get_by_name() -> None:
     for name in ROBUST:
         assert get(name) is getattr(aggregation, name.replace("-", "_"))
     rows = random_rows(16, 5, 3, np.float64)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from blackthorn.strategies.aggregation import blocks, bulyan, krum, multi_krum, rage
+from blackthorn.strategies.aggregation import Rule, blocks, bulyan, krum, multi_krum, rage
 from blackthorn.strategies.aggregation.gram import (
     centred_gram_matrix,
     gram_matrix,
@@ -32,7 +32,9 @@ def exact_products(rows: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("size", [1e-12, 1.0, 1e12])
 @pytest.mark.parametrize("heavy_tails", [False, True])
 @pytest.mark.parametrize("signs", [False, True])
-def test_rounding_is_a_millionth_of_the_rows_lengths(size, heavy_tails, signs):
+def test_rounding_is_a_millionth_of_the_rows_lengths(
+    size: float, heavy_tails: bool, signs: bool
+) -> None:
     rows = gaussian(size=size)
     if heavy_tails:
         rows *= np.random.default_rng(1).standard_cauchy((K, D)).astype(np.float32)
@@ -44,7 +46,7 @@ def test_rounding_is_a_millionth_of_the_rows_lengths(size, heavy_tails, signs):
     assert (np.abs(gram - exact) / np.outer(lengths, lengths)).max() < 1e-6
 
 
-def test_columns_beyond_the_last_full_panel_and_chosen_rows_count():
+def test_columns_beyond_the_last_full_panel_and_chosen_rows_count() -> None:
     rows = np.zeros((9, 200_001), dtype=np.float32)
     rng = np.random.default_rng(2)
     rows[:, -3000:] = rng.standard_normal((9, 3000))
@@ -55,7 +57,7 @@ def test_columns_beyond_the_last_full_panel_and_chosen_rows_count():
 
 
 @pytest.mark.parametrize("common", [30.0, 1e5])
-def test_what_all_rows_share_is_no_cause_of_rounding(common):
+def test_what_all_rows_share_is_no_cause_of_rounding(common: float) -> None:
     """Distances beside a common vector 30 or 1e5 times as long: only the exact product has them."""
     rows = gaussian(common=common)
     assert plain_gram_matrix(torch.from_numpy(rows)) is None
@@ -68,7 +70,9 @@ def test_what_all_rows_share_is_no_cause_of_rounding(common):
 
 
 @pytest.mark.parametrize("spoil", ["overflow", "underflow", "equal", "one number away"])
-def test_rows_that_float32_products_cannot_tell_apart_are_left_to_the_exact_matrix(spoil):
+def test_rows_that_float32_products_cannot_tell_apart_are_left_to_the_exact_matrix(
+    spoil: str,
+) -> None:
     rows = gaussian()
     if spoil == "overflow":
         rows[3] *= np.float32(1e25)
@@ -83,7 +87,7 @@ def test_rows_that_float32_products_cannot_tell_apart_are_left_to_the_exact_matr
     np.testing.assert_array_equal(gram_matrix(torch.from_numpy(rows)), expected)
 
 
-def test_equal_rows_have_equal_entries_and_distance_zero():
+def test_equal_rows_have_equal_entries_and_distance_zero() -> None:
     """Colluders that send one vector tie, to the last bit, wherever they stand."""
     rows = gaussian()
     twins = [4, 11, 29]
@@ -102,14 +106,14 @@ def test_equal_rows_have_equal_entries_and_distance_zero():
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("rule", [rage, krum, multi_krum, bulyan])
-def test_a_row_that_is_not_finite_is_found_without_looking_for_it(rule, value):
+def test_a_row_that_is_not_finite_is_found_without_looking_for_it(rule: Rule, value: float) -> None:
     rows = gaussian()
     rows[5, 40_000] = value
     with pytest.raises(ValueError, match="row 5"):
         rule(rows, 2)
 
 
-def test_a_million_tiny_differences():
+def test_a_million_tiny_differences() -> None:
     """Updates of 1e-5 in a million coordinates: Krum takes the row that float64 takes."""
     rng = np.random.default_rng(3)
     rows = (1e-5 * rng.standard_normal((12, 1_000_000))).astype(np.float32)
@@ -121,7 +125,7 @@ def test_a_million_tiny_differences():
     assert np.flatnonzero(chosen).tolist() == [int(np.argmin(scores))]
 
 
-def test_no_rule_needs_memory_of_the_size_of_the_updates(monkeypatch):
+def test_no_rule_needs_memory_of_the_size_of_the_updates(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = torch.from_numpy(np.random.default_rng(4).standard_normal((15, 600_000), np.float32))
     monkeypatch.setattr(blocks, "_MOST_THREADS", 2)
     for rule in (rage, krum, multi_krum, bulyan):

@@ -1,7 +1,9 @@
 """RAGE against Algorithm 2 as it stands: the d×d covariance and its eigendecomposition."""
 
 import tracemalloc
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +13,8 @@ from blackthorn.strategies.aggregation import rage
 from blackthorn.strategies.aggregation.gram import centred_gram_matrix, gram_matrix
 
 HUGE = 1e25
+# rows(generator, K, d, b) -> [K, d]
+Rows = Callable[[np.random.Generator, int, int, int], np.ndarray]
 
 
 @dataclass
@@ -22,7 +26,9 @@ class Naive:
     decided: bool  # every decision on the way was far from a tie that rounding could turn
 
 
-def naive_rage(rows, b, *, stop="count", average="uniform", bound=0.0):
+def naive_rage(
+    rows: np.ndarray, b: int, *, stop: str = "count", average: str = "uniform", bound: float = 0.0
+) -> Naive:
     """Algorithm 2 in d dimensions, float64, with the stop rules of Appendix F.
 
     Which weight becomes zero is a decision: with λ1 close to λ2 the eigenvector, and with a
@@ -66,65 +72,70 @@ def naive_rage(rows, b, *, stop="count", average="uniform", bound=0.0):
     return Naive(survivors, w, result, iterations, bool(decided))
 
 
-def distance(a, b):
+def distance(a: torch.Tensor, b: np.ndarray) -> float:
     scale = max(np.linalg.norm(b), np.finfo(np.float64).tiny)
-    return np.linalg.norm(np.asarray(a, dtype=np.float64) - b) / scale
+    return float(np.linalg.norm(np.asarray(a, dtype=np.float64) - b) / scale)
 
 
-def spread_rows(rng, count, dim):
+def spread_rows(rng: np.random.Generator, count: int, dim: int) -> np.ndarray:
     """Honest rows of different lengths in different directions, around a common vector."""
     return rng.standard_normal((count, dim)) * rng.uniform(0.2, 3, dim) + rng.standard_normal(dim)
 
 
-def shifted(rng, count, dim, b):
+def shifted(rng: np.random.Generator, count: int, dim: int, b: int) -> np.ndarray:
     rows = spread_rows(rng, count, dim)
     rows[:b] += rng.uniform(0.5, 30) * rng.standard_normal(dim)
     return rows
 
 
-def honest_only(rng, count, dim, b):  # noqa: ARG001 (all cases have these arguments)
+def honest_only(
+    rng: np.random.Generator,
+    count: int,
+    dim: int,
+    b: int,  # noqa: ARG001 (all cases have these arguments)
+) -> np.ndarray:
     return spread_rows(rng, count, dim)
 
 
-def tied_outliers(rng, count, dim, b):
+def tied_outliers(rng: np.random.Generator, count: int, dim: int, b: int) -> np.ndarray:
     rows = spread_rows(rng, count, dim)
     rows[:b] = 20 * rng.standard_normal(dim)
     return rows
 
 
-def clusters(rng, count, dim, b):
+def clusters(rng: np.random.Generator, count: int, dim: int, b: int) -> np.ndarray:
     """The rows stand on two points, b (at least one) of them on the second."""
     rows = np.tile(rng.standard_normal(dim), (count, 1))
     rows[: max(b, 1)] += rng.standard_normal(dim)
     return rows
 
 
-def zero_rows(rng, count, dim, b):
+def zero_rows(rng: np.random.Generator, count: int, dim: int, b: int) -> np.ndarray:
     rows = spread_rows(rng, count, dim)
     rows[rng.integers(count)] = 0
     rows[:b] = 0
     return rows
 
 
-def huge_rows(rng, count, dim, b):
+def huge_rows(rng: np.random.Generator, count: int, dim: int, b: int) -> np.ndarray:
     rows = spread_rows(rng, count, dim)
     rows[:b] = HUGE * rng.standard_normal((b, dim))
     return rows
 
 
-def huge_tied_rows(rng, count, dim, b):
+def huge_tied_rows(rng: np.random.Generator, count: int, dim: int, b: int) -> np.ndarray:
     rows = spread_rows(rng, count, dim)
     rows[:b] = HUGE * rng.standard_normal(dim)
     return rows
 
 
-def huge_and_moderate_rows(rng, count, dim, b):
+def huge_and_moderate_rows(rng: np.random.Generator, count: int, dim: int, b: int) -> np.ndarray:
     rows = shifted(rng, count, dim, b)
     rows[: b // 2] = HUGE * rng.standard_normal((b // 2, dim))
     return rows
 
 
-KINDS = [
+KINDS: list[Rows] = [
     shifted,
     honest_only,
     tied_outliers,
@@ -138,7 +149,7 @@ KINDS = [
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("stop", ["count", "appendix-f", "spectral"])
-def test_random_cases_agree_with_algorithm_2(kind, stop):
+def test_random_cases_agree_with_algorithm_2(kind: Rows, stop: str) -> None:
     """40 cases of each kind and stop rule, 960 in all; few may be too close to call."""
     rng = np.random.default_rng([KINDS.index(kind), len(stop)])
     compared = 0
@@ -167,7 +178,7 @@ def test_random_cases_agree_with_algorithm_2(kind, stop):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_more_coordinates_than_a_block(seed):
+def test_more_coordinates_than_a_block(seed: int) -> None:
     """The Gram matrix is summed over blocks of columns; the oracle sees only the row space."""
     rng = np.random.default_rng(seed)
     rows = rng.standard_normal((12, 40_000)).astype(np.float32)
@@ -183,7 +194,7 @@ def test_more_coordinates_than_a_block(seed):
     assert distance(actual.vector, expected_mean) < 1e-6
 
 
-def test_it_removes_what_ruins_the_mean():
+def test_it_removes_what_ruins_the_mean() -> None:
     rng = np.random.default_rng(0)
     honest = rng.standard_normal((15, 200)) + 1
     attack = np.tile(-50 * honest.mean(axis=0), (5, 1))
@@ -199,7 +210,7 @@ def test_it_removes_what_ruins_the_mean():
 
 @pytest.mark.parametrize("stop", ["count", "appendix-f"])
 @pytest.mark.parametrize("count", [1, 2])
-def test_fewer_than_three_rows_are_averaged(count, stop):
+def test_fewer_than_three_rows_are_averaged(count: int, stop: str) -> None:
     rows = np.array([[1.0, 5.0], [3.0, -1.0]])[:count]
     result = rage(rows, 0, stop=stop)
     assert result.survivors.all()
@@ -208,7 +219,7 @@ def test_fewer_than_three_rows_are_averaged(count, stop):
 
 @pytest.mark.parametrize("stop", ["count", "appendix-f", "spectral"])
 @pytest.mark.parametrize("value", [0.0, 0.1, 1e25])
-def test_equal_rows(stop, value):
+def test_equal_rows(stop: str, value: float) -> None:
     rows = torch.full((9, 50), value)
     sigma0_squared = 1.0 if stop == "spectral" else None
     with np.errstate(all="raise"):  # τ_max = 0 stops: nothing is divided by it
@@ -218,7 +229,7 @@ def test_equal_rows(stop, value):
     assert torch.equal(result.vector, rows[0])
 
 
-def test_rows_that_are_equal_once_the_outlier_is_gone():
+def test_rows_that_are_equal_once_the_outlier_is_gone() -> None:
     rows = torch.full((10, 7), 0.1)
     rows[4] = 3.0
     result = rage(rows, 3)
@@ -228,14 +239,14 @@ def test_rows_that_are_equal_once_the_outlier_is_gone():
 
 
 @pytest.mark.parametrize("stop", ["count", "appendix-f"])
-def test_two_equal_clusters_tie_and_all_rows_stay(stop):
+def test_two_equal_clusters_tie_and_all_rows_stay(stop: str) -> None:
     rows = np.array([[0.1, 0.2]] * 4 + [[1.7, -5.0]] * 4)
     result = rage(rows, 2, stop=stop)
     assert result.survivors.all()
     np.testing.assert_allclose(result.vector.numpy(), [0.9, -2.4], rtol=1e-12)
 
 
-def test_all_rows_tied_for_the_largest_score_go():
+def test_all_rows_tied_for_the_largest_score_go() -> None:
     """Five rows at 0.1, four at 1: the four tie for τ_max and all leave, although b is 2."""
     rows = np.array([[0.1]] * 5 + [[1.0]] * 4)
     result = rage(rows, 2)
@@ -246,24 +257,24 @@ def test_all_rows_tied_for_the_largest_score_go():
 
 
 @pytest.mark.parametrize(("count", "b"), [(3, 1), (9, 3), (10, 4), (1, 1), (30, 10), (30, 29)])
-def test_a_third_of_the_rows_or_more_is_refused(count, b):
+def test_a_third_of_the_rows_or_more_is_refused(count: int, b: int) -> None:
     with pytest.raises(ValueError, match=f"num_corrupt < K/3.*num_corrupt = {b} with K = {count}"):
         rage(np.zeros((count, 2)), b)
 
 
 @pytest.mark.parametrize("b", [-1, 1.0, True, None])
-def test_num_corrupt_is_a_count(b):
+def test_num_corrupt_is_a_count(b: Any) -> None:
     with pytest.raises(ValueError, match="num_corrupt must be an integer"):
         rage(np.zeros((9, 2)), b)
 
 
-def test_no_updates():
+def test_no_updates() -> None:
     with pytest.raises(ValueError, match="K = 0"):
         rage(np.zeros((0, 4)), 0)
 
 
 @pytest.mark.parametrize("directions", ["same", "different"])
-def test_rows_of_1e25_beside_rows_of_one(directions):
+def test_rows_of_1e25_beside_rows_of_one(directions: str) -> None:
     """After the huge rows the filter still tells the moderate outlier from the honest rows."""
     rng = np.random.default_rng(5)
     rows = rng.standard_normal((16, 300)).astype(np.float32)
@@ -278,7 +289,7 @@ def test_rows_of_1e25_beside_rows_of_one(directions):
     assert distance(result.vector, expected) < 1e-6
 
 
-def test_huge_rows_in_the_majority_leave_the_others_exact():
+def test_huge_rows_in_the_majority_leave_the_others_exact() -> None:
     """More rows are huge than the median can bear: without a new Gram matrix of the survivors
     the rows of size 1, and the one of size 100 among them, drown in the rounding of 1e25."""
     rng = np.random.default_rng(6)
@@ -295,7 +306,7 @@ def test_huge_rows_in_the_majority_leave_the_others_exact():
     np.testing.assert_allclose(result.vector.numpy(), small[1:].mean(axis=0), rtol=1e-12)
 
 
-def test_equal_rows_away_from_the_median_are_seen_as_equal():
+def test_equal_rows_away_from_the_median_are_seen_as_equal() -> None:
     """Four equal rows of nine are not the median: what is left of their spread is rounding."""
     rng = np.random.default_rng(16)
     rows = rng.standard_normal((9, 1000))
@@ -307,7 +318,7 @@ def test_equal_rows_away_from_the_median_are_seen_as_equal():
     np.testing.assert_allclose(result.vector.numpy(), rows[5], rtol=1e-14)
 
 
-def test_entries_at_zero_stay_zero_and_no_longer_set_the_largest_score():
+def test_entries_at_zero_stay_zero_and_no_longer_set_the_largest_score() -> None:
     """The first row removed keeps by far the largest τ; the next largest must still go."""
     rows = np.array([[1000.0], [30.0], [0.0], [1.0], [2.0], [3.0], [4.0], [5.0]])
     result = rage(rows, 2)
@@ -318,7 +329,7 @@ def test_entries_at_zero_stay_zero_and_no_longer_set_the_largest_score():
 
 
 @pytest.mark.parametrize(("gap", "num_removed"), [(1e-7, 2), (1e-5, 1)])
-def test_a_weight_below_a_millionth_counts_as_zero(gap, num_removed):
+def test_a_weight_below_a_millionth_counts_as_zero(gap: float, num_removed: int) -> None:
     """Two rows almost tied at 1 beside six at 0: the second keeps 1 − τ/τ_max ≈ 2·gap/(1 − μ)
     of its weight, 2.7e-7 or 2.7e-5 of 1/K."""
     rows = np.array([[1.0], [1.0 - gap]] + [[0.0]] * 6)
@@ -329,7 +340,7 @@ def test_a_weight_below_a_millionth_counts_as_zero(gap, num_removed):
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_a_row_that_screening_should_have_dropped_is_named(bad):
+def test_a_row_that_screening_should_have_dropped_is_named(bad: float) -> None:
     rows = np.zeros((9, 2))
     rows[4, 1] = bad
     with pytest.raises(ValueError, match="row 4"):
@@ -339,13 +350,13 @@ def test_a_row_that_screening_should_have_dropped_is_named(bad):
 # Stop rules, averages.
 
 
-def line_rows():
+def line_rows() -> np.ndarray:
     """Nine rows on a line, with distinct distances from their centre."""
     return np.array([[0.0], [0.1], [0.25], [0.3], [0.5], [0.62], [7.0], [13.0], [30.0]])
 
 
 @pytest.mark.parametrize("b", [0, 1, 2])
-def test_count_removes_b_and_appendix_f_one_more(b):
+def test_count_removes_b_and_appendix_f_one_more(b: int) -> None:
     rows = line_rows()
     count = rage(rows, b)
     assert np.flatnonzero(~count.survivors.numpy()).tolist() == list(range(9 - b, 9))
@@ -355,7 +366,7 @@ def test_count_removes_b_and_appendix_f_one_more(b):
     assert more.iterations == b + 1
 
 
-def test_no_corrupt_rows_is_the_plain_mean():
+def test_no_corrupt_rows_is_the_plain_mean() -> None:
     rows = line_rows()
     result = rage(rows, 0)
     assert result.iterations == 0
@@ -363,7 +374,7 @@ def test_no_corrupt_rows_is_the_plain_mean():
     np.testing.assert_allclose(result.weights.numpy(), 1 / 9, rtol=1e-15)
 
 
-def test_spectral_stops_at_the_bound():
+def test_spectral_stops_at_the_bound() -> None:
     """With w uniform the largest eigenvalue of 1-d rows is their variance."""
     rows = line_rows()
     first = rows.var()
@@ -379,14 +390,14 @@ def test_spectral_stops_at_the_bound():
     assert np.flatnonzero(~tight.survivors.numpy()).tolist() == [6, 7, 8]
 
 
-def test_spectral_goes_on_until_a_single_point_is_left():
+def test_spectral_goes_on_until_a_single_point_is_left() -> None:
     """Algorithm 2 with σ0² → 0 ends with equal rows, or with rows that tie."""
     result = rage(line_rows(), 2, stop="spectral", sigma0_squared=1e-9)
     kept = line_rows()[result.survivors.numpy()]
     assert 1 <= len(kept) <= 2
 
 
-def test_both_averages():
+def test_both_averages() -> None:
     rows = np.array([[0.0], [1.0], [2.0], [9.0]])
     # μ = 3, τ = 9, 4, 1, 36: weights (27, 32, 35, 0) / 144.
     uniform = rage(rows, 1)
@@ -416,7 +427,7 @@ def test_both_averages():
         ({"coordinates": 1}, "needs a generator"),
     ],
 )
-def test_options_out_of_range(options, message):
+def test_options_out_of_range(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         rage(np.zeros((9, 2)), 2, **options)
 
@@ -424,14 +435,14 @@ def test_options_out_of_range(options, message):
 # Coordinates.
 
 
-def half_poisoned(rng):
+def half_poisoned(rng: np.random.Generator) -> np.ndarray:
     """Row 0 differs from the others in the first half of its coordinates only."""
     rows = 1e-3 * rng.standard_normal((10, 60))
     rows[0, :30] += 10.0
     return rows
 
 
-def test_the_filter_sees_only_the_drawn_coordinates():
+def test_the_filter_sees_only_the_drawn_coordinates() -> None:
     """One coordinate finds row 0 when it is one of the poisoned half: in about half the draws.
     (Drawn otherwise, it removes row 0 by chance, 1 in 10.) 400 draws: 55 % ± 4 σ = 10 %."""
     rng = np.random.default_rng(3)
@@ -448,7 +459,7 @@ def test_the_filter_sees_only_the_drawn_coordinates():
     assert 0.45 < found / 400 < 0.65
 
 
-def test_coordinates_are_drawn_without_replacement():
+def test_coordinates_are_drawn_without_replacement() -> None:
     """Any 59 of 60 coordinates contain one of two poisoned; with replacement 1 in 7 would not."""
     rng = np.random.default_rng(4)
     rows = 1e-3 * rng.standard_normal((10, 60))
@@ -457,7 +468,7 @@ def test_coordinates_are_drawn_without_replacement():
         assert not rage(rows, 1, coordinates=59, generator=rng).survivors[0]
 
 
-def test_coordinates_come_from_the_generator_alone():
+def test_coordinates_come_from_the_generator_alone() -> None:
     rows = np.random.default_rng(5).standard_normal((20, 500))
     one = rage(rows, 6, coordinates=16, generator=np.random.default_rng(8))
     same = rage(rows, 6, coordinates=16, generator=np.random.default_rng(8))
@@ -471,7 +482,7 @@ def test_coordinates_come_from_the_generator_alone():
 
 
 @pytest.mark.parametrize("coordinates", [60, 1024])
-def test_all_coordinates_are_the_exact_filter_and_draw_nothing(coordinates):
+def test_all_coordinates_are_the_exact_filter_and_draw_nothing(coordinates: int) -> None:
     rows = half_poisoned(np.random.default_rng(6))
     generator = np.random.default_rng(9)
     before = generator.bit_generator.state
@@ -486,7 +497,7 @@ def test_all_coordinates_are_the_exact_filter_and_draw_nothing(coordinates):
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_gram_matrix_of_differences(dtype):
+def test_gram_matrix_of_differences(dtype: type[np.floating]) -> None:
     """⟨u_i − c, u_j − c⟩ with c in the span: differences of entries are the exact products."""
     rng = np.random.default_rng(10)
     rows = (1e-5 * rng.standard_normal((7, 50_000)) + 3.0).astype(dtype)
@@ -503,7 +514,7 @@ def test_gram_matrix_of_differences(dtype):
     np.testing.assert_allclose(about_zero, wide @ wide.T, rtol=1e-12)
 
 
-def test_gram_matrix_needs_little_memory():
+def test_gram_matrix_needs_little_memory() -> None:
     rows = torch.zeros(16, 500_000)
     tracemalloc.start()
     gram_matrix(rows)
@@ -513,7 +524,7 @@ def test_gram_matrix_needs_little_memory():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_types_and_shapes_of_the_result(dtype):
+def test_types_and_shapes_of_the_result(dtype: torch.dtype) -> None:
     rows = torch.from_numpy(spread_rows(np.random.default_rng(1), 9, 5)).to(dtype)
     before = rows.clone()
     result = rage(rows, 2)
