@@ -12,6 +12,7 @@ from blackthorn.launch.commands.calibrate import app as calibrate_app
 from blackthorn.launch.commands.output import (
     AsJson,
     Quiet,
+    Version,
     failures_told,
     people_console,
     print_json,
@@ -32,6 +33,7 @@ app = typer.Typer(
     name="blackthorn",
     help="Federated learning that survives fat tails, privacy budgets and clients that lie.",
     no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
 )
 app.add_typer(calibrate_app, name="calibrate")
@@ -59,6 +61,11 @@ Settings = Annotated[
 OutputDir = Annotated[
     str | None, typer.Option(help="Run folder; by default a new one under runs/.")
 ]
+
+
+@app.callback()
+def blackthorn(version: Version = False) -> None:
+    """What goes for every command."""
 
 
 @app.command()

@@ -370,6 +370,9 @@ def test_the_command_works_from_the_wheel(python: Path, project: Path) -> None:
     assert "num-server-rounds = 10" in said
     script = python.with_name("blackthorn")
     assert call(script, "keys", cwd=project, env=surroundings) == said
+    own = call(python, "-c", "import blackthorn; print(blackthorn.__version__)", cwd=project)
+    said = call(script, "--version", cwd=project, env=surroundings)
+    assert said.startswith(f"blackthorn {own.strip()} (code ")
 
 
 def test_a_recipe_of_the_wheel_runs(python: Path, project: Path) -> None:

@@ -10,6 +10,24 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from blackthorn.installation import CODE
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        print(f"blackthorn {CODE}")
+        raise typer.Exit
+
+
+Version = Annotated[
+    bool,
+    typer.Option(
+        "--version",
+        callback=_print_version,
+        is_eager=True,
+        help="The version and a digest of the code, the same on every machine of a federation.",
+    ),
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Only the result, and errors.")]
 AsJson = Annotated[
     bool,

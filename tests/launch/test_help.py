@@ -4,6 +4,7 @@ import os
 import shlex
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+import blackthorn
+from blackthorn.installation import CODE
 from blackthorn.launch.cli import app
 
 
@@ -66,6 +69,24 @@ def test_every_help_page_shows_its_example(path: tuple[str, ...]) -> None:
     for parameter in command_at(path).params:
         said = getattr(parameter, "help", None)
         assert said or isinstance(parameter, click.Argument), f"{parameter.name} has no help"
+
+
+@pytest.mark.parametrize("path", [(), *PATHS], ids=" ".join)
+def test_h_is_help_everywhere(path: tuple[str, ...]) -> None:
+    short, long = (CliRunner().invoke(app, [*path, option]) for option in ("-h", "--help"))
+    assert short.exit_code == 0
+    assert "Usage: " in short.output
+    assert short.output == long.output
+
+
+def test_the_version_is_pyproject_s_and_the_command_tells_the_code_as_well(
+    repository: Path,
+) -> None:
+    project = tomllib.loads((repository / "pyproject.toml").read_text())["project"]
+    assert blackthorn.__version__ == project["version"]
+    result = CliRunner().invoke(app, ["--version"])
+    assert (result.exit_code, result.output) == (0, f"blackthorn {CODE}\n")
+    assert CODE.startswith(f"{blackthorn.__version__} (code ")
 
 
 def test_the_first_page_names_every_command() -> None:
