@@ -1,14 +1,28 @@
 """What a train message's ConfigRecord tells a corrupt client about the round."""
 
+import hashlib
+
 from flwr.app import ConfigRecord, Context, Message
 
 CONFIG = "config"  # the record of a message that holds the round's instructions
-RULE = "rule"  # the record that says what the clients do, which a liar's reply attests, too
+RULE = "rule"  # the record that says what the clients do
+ATTESTED = "attested"  # the record of a reply that says they did, a liar's reply, too
 
 
 def round_config(message: Message) -> ConfigRecord:
     """The round's instructions; empty if the message has none."""
     return message.content.config_records.get(CONFIG, ConfigRecord())
+
+
+def attestation(message: Message) -> ConfigRecord:
+    """The word of a client that has carried out the message's rule, in an attacker's own writing:
+    as an honest client makes it."""
+    numbers = dict(message.content.config_records[RULE])
+    name = numbers.pop("name")
+    server_round = int(number(round_config(message), "server-round"))
+    exact = sorted((key, float(value)) for key, value in numbers.items())  # type: ignore[arg-type]
+    said = repr(("this ClientApp has carried out the rule", server_round, name, exact))
+    return ConfigRecord({"sha256": hashlib.sha256(said.encode()).hexdigest()})
 
 
 def expected_cohort(context: Context) -> int:

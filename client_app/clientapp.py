@@ -102,7 +102,7 @@ def train(message: Message, context: Context) -> Message:
     (norm,) = unclipped_norms(config, start, params, request.local_lr)
     spent = sample_epsilon(config, _rounds_trained(context, request.rounds_begun))
     count = client.shard.num_examples
-    return train_reply(message, arrays, count, float(losses[0]), norm, spent)
+    return train_reply(message, request, arrays, count, float(losses[0]), norm, spent)
 
 
 def _rounds_trained(context: Context, rounds_begun: int) -> int:

@@ -15,7 +15,7 @@ from flwr.clientapp.typing import ClientAppCallable
 
 from blackthorn.settings.config import RunConfig, make_config
 from blackthorn.settings.privacy_checks import claims_privacy, claims_sample_privacy
-from blackthorn.strategies.local_rule import RULE
+from blackthorn.strategies.local_rule import ATTESTED
 
 from .messages import NUM_EXAMPLES, PROBLEM
 
@@ -61,14 +61,14 @@ def disclosed(
 
     Where on its machine a client keeps its data (`data-path` of ``node_config``) is its own
     affair under every claim. A model's arrays pass: they are what the claim is about, and so does
-    the rule that the client attests, which is the server's own.
+    the attestation, which is made of the server's message alone.
     """
     if not reply.has_content():
         return reply
     for name, record in list(reply.content.items()):
         if isinstance(record, MetricRecord):
             _withhold(config, record)
-        if isinstance(record, ConfigRecord) and name != RULE:
+        if isinstance(record, ConfigRecord) and name != ATTESTED:
             if PROBLEM in record:
                 record[PROBLEM] = told_problem(config, str(record[PROBLEM]), node_config)
             elif level(config) != "none":

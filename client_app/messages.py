@@ -1,19 +1,19 @@
 """What the ClientApp reads from the server's messages, and what it answers (Flower's usual form).
 
 A reply holds one ArrayRecord "arrays" with the model's state_dict, one MetricRecord "metrics"
-with num-examples, and the ConfigRecord of the rule that it attests.
+with num-examples, and the ConfigRecord "attested" of the rule that was carried out.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
 from blackthorn.strategies.array_codec import decode, encode
-from blackthorn.strategies.local_rule import RULE, LocalRule
+from blackthorn.strategies.local_rule import ATTESTED, Attestation, LocalRule
 from blackthorn.tasks.flat_model import FlatModel
 
 _NO_RECORDS = RecordDict()
@@ -38,6 +38,11 @@ class RoundRequest:
     total_examples: int = 0
     shared_seed: int = 0
     rounds_begun: int = 0
+
+    @cached_property
+    def attestation(self) -> ConfigRecord:
+        """What a client answers that has carried out the round's rule."""
+        return Attestation(self.rule, self.server_round).record
 
 
 def read_round(message: Message) -> RoundRequest:
@@ -116,14 +121,15 @@ def trained_arrays(
 
 def train_reply(
     message: Message,
+    request: RoundRequest,
     arrays: ArrayRecord,
     num_examples: int,
     train_loss: float | None,
     update_norm: float | None = None,
     sample_epsilon: float | None = None,
 ) -> Message:
-    """The reply to a train message, which attests its rule: for clients that carried it out.
-    `disclosed` decides what of it is sent.
+    """The reply to a train message, which attests the rule of its ``request``: for clients that
+    carried it out. `disclosed` decides what of it is sent.
 
     `update_norm` is ‖u_i‖ in gradient units before the client clipped its update, for the
     server's instruments; None where it did not clip. `sample_epsilon` is what one of the client's
@@ -139,7 +145,7 @@ def train_reply(
         metrics["sample-epsilon"] = sample_epsilon
     content = _NO_RECORDS.copy()
     content["arrays"], content["metrics"] = arrays, metrics
-    content[RULE] = message.content[RULE]
+    content[ATTESTED] = request.attestation
     return Message(content, reply_to=message)
 
 

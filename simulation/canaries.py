@@ -118,7 +118,7 @@ class CanaryGrid(Grid):
         params = noised_models(config, start, params, request, ids)
         arrays = trained_arrays(request.arrays, model, params)
         return [
-            train_reply(message, own, CLAIMED_EXAMPLES, None)
+            train_reply(message, request, own, CLAIMED_EXAMPLES, None)
             for message, own in zip(messages, arrays, strict=True)
         ]
 

@@ -214,7 +214,7 @@ def _replies(
     return [
         disclosed(
             config,
-            train_reply(message, arrays, shard.num_examples, loss, norm, spent),
+            train_reply(message, request, arrays, shard.num_examples, loss, norm, spent),
         )
         for message, arrays, shard, loss, norm in zip(
             cohort.messages, answers, cohort.shards, losses.tolist(), norms, strict=True

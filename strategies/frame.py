@@ -29,7 +29,7 @@ from .federated_evaluation import average_metrics
 from .global_model import GlobalModel
 from .inbox import Screened, screen_inbox
 from .learning_rate import LocalRate
-from .local_rule import RULE, SGD, LocalRule
+from .local_rule import RULE, SGD, Attestation, LocalRule
 from .output_iterate import IterateKeeper, OutputIterate
 from .participation import (
     FullParticipation,
@@ -103,8 +103,8 @@ class FrameOptions(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class _Broadcast:
-    """The messages of a round and the clients they go to, in the same order; `attested` is the
-    rule that a reply has to attest, None where any client may answer."""
+    """The messages of a round and the clients they go to, in the same order; `attested` is
+    what a reply has to hold, None where any client may answer."""
 
     server_round: int
     clients: list[int]
@@ -112,7 +112,7 @@ class _Broadcast:
     began: float
     # On the monotonic clock, when the time for the replies began to run.
     since: float
-    attested: LocalRule | None = None
+    attested: Attestation | None = None
 
     def left(self, timeout: float) -> float:
         """What is left of `timeout` seconds."""
@@ -451,7 +451,7 @@ class FederatedStrategy(Strategy):
         for message in messages:
             # When each was written, one after the other, would tell how many lie in between.
             message.metadata.created_at = messages[0].metadata.created_at
-        attested = rule if self.needs_attestation else None
+        attested = Attestation(rule, server_round) if self.needs_attestation else None
         self._broadcast = _Broadcast(server_round, cohort, messages, began, since, attested)
 
     def _send_evaluation(

@@ -9,7 +9,7 @@ from blackthorn.flower_port.grids import NO_REPLY, UNFINISHED
 
 from .delivery import LATE, UNSENT, Delivery
 from .global_model import GlobalModel
-from .local_rule import LocalRule
+from .local_rule import Attestation
 from .reports import Rejection
 from .screening import Contribution, RejectedReply, one_line, screen_reply
 
@@ -28,11 +28,11 @@ def screen_inbox(
     inbox: Sequence[Delivery],
     model: GlobalModel,
     local_lr: float,
-    attested: LocalRule | None = None,
+    attested: Attestation | None = None,
 ) -> Screened:
     """Screen a round's deliveries; every update is written once, into its row of one matrix.
 
-    `attested`: the rule without whose attestation a reply does not count.
+    `attested`: the attestation without which a reply does not count.
     """
     contributions: dict[int, Contribution] = {}
     rejected = []

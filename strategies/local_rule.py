@@ -1,21 +1,25 @@
 """The client's half of a round's algorithm: what the server asks for, and the client attests.
 
 The server sends the round's rule, a name and its numbers, with every train message; a client that
-has carried it out puts the same record into its reply. What the server can enforce by itself it
-accepts from everybody. Where it cannot (noise that the clients add, what they do to every step), a
-reply without the record does not count: the client knows nothing of the rule. A client that lies
-can copy the record, so this keeps out clients that are unaware, not those that are hostile.
+has carried it out puts an `Attestation` into its reply, which no message of the server holds. What
+the server can enforce by itself it accepts from everybody. Where it cannot (noise that the clients
+add, what they do to every step), a reply without the attestation does not count: the client knows
+nothing of the rule, also where it gives back all that it was sent. A client that lies can make one,
+so this keeps out clients that are unaware, not those that are hostile.
 """
 
+import hashlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
 from flwr.app import ConfigRecord, RecordDict
 
 RULE = "rule"  # the record of a message that holds it
+ATTESTED = "attested"  # the record of a reply that attests it
 _NAME = "name"
 
 # The rules there are, and what an honest client does (bounds of gradients and updates are in
@@ -74,11 +78,33 @@ class LocalRule:
         """The rule as it travels, there and back. Whoever has many messages shares it."""
         return ConfigRecord({_NAME: self.name, **self.numbers})
 
-    def attested_by(self, content: RecordDict) -> bool:
-        """Whether a reply says that this rule was carried out, with all of its numbers."""
-        record = content.get(RULE)
-        return isinstance(record, ConfigRecord) and record == {_NAME: self.name, **self.numbers}
-
     def __str__(self) -> str:
         numbers = ", ".join(f"{key} = {value:g}" for key, value in self.numbers.items())
         return f"{self.name} ({numbers})" if numbers else self.name
+
+
+_WORDS = "this ClientApp has carried out the rule"
+
+
+@dataclass(frozen=True)
+class Attestation:
+    """A client's word that it has carried out `rule` in a round, with all of its numbers.
+
+    SHA-256 over both and words that only a ClientApp has that knows rules: whoever answers with
+    what it was sent, of this round or another, does not answer with it.
+    """
+
+    rule: LocalRule
+    server_round: int
+
+    @cached_property
+    def record(self) -> ConfigRecord:
+        """The attestation as it travels. Whoever has many replies shares it."""
+        numbers = sorted((key, float(value)) for key, value in self.rule.numbers.items())
+        said = repr((_WORDS, self.server_round, self.rule.name, numbers))
+        return ConfigRecord({"sha256": hashlib.sha256(said.encode()).hexdigest()})
+
+    def is_in(self, content: RecordDict) -> bool:
+        """Whether a reply's content holds it."""
+        record = content.get(ATTESTED)
+        return isinstance(record, ConfigRecord) and record == self.record

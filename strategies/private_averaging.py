@@ -279,8 +279,12 @@ class PrivateAveraging(FederatedStrategy):
         if not silent or self._told_of_silence:
             return
         self._told_of_silence = True
-        rule = self._broadcast.attested
-        needed = f", and none would that does not attest {rule}: {WHO_ATTESTS}" if rule else ""
+        attested = self._broadcast.attested
+        needed = (
+            f", and none would that does not attest {attested.rule}: {WHO_ATTESTS}"
+            if attested
+            else ""
+        )
         left = "stays as it was" if report.skipped else "moves by noise alone"
         logger.warning(
             "round %d: no reply counts%s. The model %s. This is said once; who was rejected and "

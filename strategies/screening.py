@@ -14,7 +14,7 @@ from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from .array_codec import NUMPY, HeldArray, read_header
 from .global_model import GlobalModel
 from .layout import ModelLayout
-from .local_rule import RULE, LocalRule
+from .local_rule import ATTESTED, RULE, Attestation
 
 NUM_EXAMPLES = "num-examples"
 MAX_EXAMPLES = 10**12
@@ -46,13 +46,13 @@ def screen_reply(
     model: GlobalModel,
     local_lr: float,
     row: torch.Tensor | None = None,
-    attested: LocalRule | None = None,
+    attested: Attestation | None = None,
 ) -> Contribution:
     """Decode a training reply, check it against the global model and form the update, in `row`
     [d] where one is given.
 
-    Raises RejectedReply for an error reply, one that does not attest the rule `attested` where
-    one is given, missing, extra or misshapen entries, a payload that differs from its header, a
+    Raises RejectedReply for an error reply, one without the attestation `attested` where one
+    is given, missing, extra or misshapen entries, a payload that differs from its header, a
     wrong dtype, a value that is not finite (also after the division by the learning rate), or an
     insane count. Raises nothing else, whatever is in the reply.
     """
@@ -83,12 +83,17 @@ def content_of(message: Message) -> RecordDict:
     return message.content
 
 
-def _check_attestation(content: RecordDict, rule: LocalRule) -> None:
-    if rule.attested_by(content):
+def _check_attestation(content: RecordDict, attested: Attestation) -> None:
+    if attested.is_in(content):
         return
-    said = "another rule than" if RULE in content else "nothing of"
+    if ATTESTED in content:
+        said = "attests another rule or round than"
+    elif RULE in content:
+        said = "gives back, which attests nothing,"
+    else:
+        said = "attests nothing of"
     raise RejectedReply(
-        f"the reply attests {said} the round's rule {rule}, which the clients must carry out: "
+        f"the reply {said} the round's rule {attested.rule}, which the clients must carry out: "
         f"{WHO_ATTESTS}"
     )
 

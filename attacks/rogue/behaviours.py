@@ -16,7 +16,7 @@ from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 
 from ..misbehaviour import REPLY_ATTACKS
 from ..model_records import ARRAYS
-from ..round_config import RULE
+from ..round_config import ATTESTED, RULE, attestation
 from .fleet import Fleet
 from .server_attacks import ATTACKS, HELD, Peer
 
@@ -46,12 +46,12 @@ Behaviour = Callable[[Turn], str]
 
 
 def honest_reply(order: Message, num_examples: int) -> Message:
-    """The order's own model, as if training had changed nothing, and its rule as if it had."""
+    """The order's own model, as if training had changed nothing, and the word that it has."""
     arrays = order.content.array_records[ARRAYS]
     metrics = MetricRecord({"num-examples": num_examples})
     content = RecordDict({ARRAYS: arrays, "metrics": metrics})
     if RULE in order.content:
-        content[RULE] = order.content[RULE]
+        content[ATTESTED] = attestation(order)
     return Message(content, reply_to=order)
 
 

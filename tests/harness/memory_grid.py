@@ -10,6 +10,8 @@ from flwr.app import Array, ArrayRecord, Context, Error, Message, MetricRecord, 
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
+from blackthorn.strategies.local_rule import Attestation, LocalRule
+
 # What a node does with a message when its reply is pulled: it answers, has not yet (None), or
 # makes the pull itself raise or block.
 Answer = Callable[[Message], Message | None]
@@ -172,7 +174,9 @@ def quadratic_app(
         metrics = MetricRecord({"num-examples": num_examples, "train-loss": 0.5})
         content = RecordDict({"arrays": arrays, "metrics": metrics})
         if attests:
-            content["rule"] = message.content["rule"]
+            server_round = int(message.content["config"]["server-round"])
+            attested = Attestation(LocalRule.of(message.content), server_round)
+            content["attested"] = attested.record
         return Message(content, reply_to=message)
 
     @app.evaluate()

@@ -10,6 +10,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, RecordD
 from memory_grid import DIMENSION, MemoryGrid, initial_model, quadratic_app, runs, vector_of
 
 from blackthorn import attacks
+from blackthorn.attacks.rogue.behaviours import honest_reply
 from blackthorn.client_app.clientapp import app
 from blackthorn.server_app.build import build_strategy
 from blackthorn.settings.config import make_config, to_mapping
@@ -31,7 +32,7 @@ from blackthorn.strategies import (
     RoundReport,
 )
 from blackthorn.strategies.global_model import GlobalModel
-from blackthorn.strategies.local_rule import LocalRule
+from blackthorn.strategies.local_rule import Attestation, LocalRule
 from blackthorn.strategies.screening import RejectedReply, screen_reply
 from blackthorn.tasks.problem import load_problem
 
@@ -61,6 +62,13 @@ NEEDED: dict[str, Make] = {
     "langevin": lambda **f: FedLangevin(
         LR, identity="query", **{k: v for k, v in f.items() if k != "local_rate"}
     ),
+}
+ECHOES: dict[str, Callable[[RecordDict, RecordDict], dict[str, Any]]] = {
+    "the content as it is": lambda sent, _: dict(sent),
+    "the content with what was trained": lambda sent, trained: {**sent, **trained},
+    "the rule": lambda sent, trained: {**trained, "rule": sent["rule"]},
+    "attested: the rule": lambda sent, trained: {**trained, "attested": sent["rule"]},
+    "attested: the config": lambda sent, trained: {**trained, "attested": sent["config"]},
 }
 ENFORCED: dict[str, Make] = {
     "gfedavg": GFedAvg,
@@ -154,42 +162,71 @@ def test_the_noise_that_nobody_added_is_the_server_s() -> None:
     assert found.std() == pytest.approx(1.0, abs=6 / np.sqrt(2 * len(found)))
 
 
-@pytest.mark.parametrize("number", ["bound", "noise-multiplier", "noise-shares", "more", "name"])
+@pytest.mark.parametrize(
+    "number", ["bound", "noise-multiplier", "noise-shares", "more", "name", "round"]
+)
 def test_every_number_is_attested(number: str) -> None:
     honest = runs(quadratic_app(0, attests=True))
 
     def answer(message: Message) -> Message:
         reply = honest(message)
         assert reply is not None
-        record = message.content.config_records["rule"].copy()
-        record[number] = "clip" if number == "name" else float(record.get(number, 0)) * 0.5  # type: ignore[arg-type]
-        reply.content["rule"] = record
+        rule, server_round = LocalRule.of(message.content), 1
+        if number == "name":
+            rule = LocalRule("clip", rule.numbers)
+        elif number == "round":
+            server_round = 2
+        else:
+            numbers = {**rule.numbers, number: rule.numbers.get(number, 1.0) * 0.5}
+            rule = LocalRule(rule.name, numbers)
+        reply.content["attested"] = Attestation(rule, server_round).record
         return reply
 
     report, _ = one_round(NEEDED["noise at the clients"], attests=True, answer=answer)
     assert len(report.accepted) == 1
     (rejection,) = report.rejected
-    assert "attests another rule than the round's rule clip-update (bound = 1" in rejection.reason
+    assert "attests another rule or round than the round's rule clip-update" in rejection.reason
 
 
-RULE = LocalRule("clip-gradient", {"bound": 1.0})
+@pytest.mark.parametrize("kind", NEEDED)
+@pytest.mark.parametrize("echo", ECHOES)
+def test_who_sends_back_what_it_was_sent_attests_nothing(kind: str, echo: str) -> None:
+    """Neither the message's own content nor any record of it, under whatever name, is a client's
+    word: also a ClientApp that knows nothing of rules may answer with it."""
+    honest = runs(quadratic_app(0, 10))
+
+    def answer(message: Message) -> Message:
+        trained = honest(message)
+        assert trained is not None
+        return Message(RecordDict(ECHOES[echo](message.content, trained.content)), reply_to=message)
+
+    report, _ = one_round(NEEDED[kind], attests=True, answer=answer)
+    assert len(report.accepted) == 1
+    (rejection,) = report.rejected
+    attested = echo.startswith("attested")
+    said = "attests another rule or round than" if attested else "gives back, which attests nothing"
+    assert said in rejection.reason
+
+
+RULE = Attestation(LocalRule("clip-gradient", {"bound": 1.0}), 1)
 ODD_RECORDS: dict[str, Any] = {
     "arrays": initial_model(),
     "empty": ConfigRecord(),
-    "text": ConfigRecord({"name": "clip-gradient", "bound": "1.0"}),
-    "list": ConfigRecord({"name": ["clip-gradient"], "bound": [1.0]}),
-    "nan": ConfigRecord({"name": "clip-gradient", "bound": float("nan")}),
-    "many": ConfigRecord({"name": "clip-gradient", **{f"k{i}": i for i in range(10_000)}}),
-    "bytes": ConfigRecord({"name": b"clip-gradient", "bound": 1.0}),
+    "rule": RULE.rule.record(),
+    "text": ConfigRecord({"sha256": "0" * 64}),
+    "list": ConfigRecord({"sha256": [str(RULE.record["sha256"])]}),
+    "nan": ConfigRecord({"sha256": float("nan")}),
+    "many": ConfigRecord({**RULE.record, **{f"k{i}": i for i in range(10_000)}}),
+    "bytes": ConfigRecord({"sha256": str(RULE.record["sha256"]).encode()}),
 }
 
 
 @pytest.mark.parametrize("odd", ODD_RECORDS)
 def test_an_odd_attestation_is_none_and_raises_nothing_else(odd: str) -> None:
-    content = RecordDict({"model": initial_model(), "rule": ODD_RECORDS[odd]})
+    content = RecordDict({"model": initial_model(), "attested": ODD_RECORDS[odd]})
     order = Message(RecordDict(), dst_node_id=3, message_type="train")
     reply = Message(content, reply_to=order)
-    with pytest.raises(RejectedReply, match="attests another rule than") as caught:
+    with pytest.raises(RejectedReply, match="attests another rule or round than") as caught:
         screen_reply(reply, GlobalModel.of(initial_model()), LR, attested=RULE)
     assert len(str(caught.value)) < 300
 
@@ -265,9 +302,10 @@ def answered(config: Any, message: Message) -> Message:
 @pytest.mark.parametrize("kind", CONFIGURATIONS)
 def test_our_client_app_attests_the_rule_of_its_configuration_and_no_other(kind: str) -> None:
     config, message, rule = order_of(kind)
-    assert rule.attested_by(answered(config, message).content)
+    attestation = Attestation(rule, 2)
+    assert attestation.is_in(answered(config, message).content)
     (reply,) = EngineGrid(config, load_problem(config)).send_and_receive([message])
-    assert rule.attested_by(reply.content)
+    assert attestation.is_in(reply.content)
     others = [LocalRule("else", rule.numbers), LocalRule(rule.name, {**rule.numbers, "more": 1})]
     for key, value in rule.numbers.items():
         # More noise is the server's to ask where epsilon sets z.
@@ -290,7 +328,13 @@ def test_a_liar_attests_too(name: str) -> None:
     node = {"partition-id": 1, "num-partitions": 3}
     context = Context(1, 1001, node, RecordDict(), to_mapping(config))
     reply = attacks.byzantine_app(app, name)(message, context)
-    assert rule.attested_by(reply.content) == (name != "empty-record")
+    assert Attestation(rule, 2).is_in(reply.content) == (name != "empty-record")
+
+
+@pytest.mark.parametrize("kind", CONFIGURATIONS)
+def test_a_rogue_that_speaks_the_protocol_attests_as_a_client_does(kind: str) -> None:
+    _, message, rule = order_of(kind)
+    assert Attestation(rule, 2).is_in(honest_reply(message, 10).content)
 
 
 def test_a_rule_of_no_numbers_is_refused() -> None:

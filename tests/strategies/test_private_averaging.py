@@ -84,7 +84,8 @@ def replies(update: Callable[[np.ndarray], np.ndarray], noisy: bool, client: int
             local = noised_models(config, torch.from_numpy(w), local, request, [client])
         metrics = MetricRecord({"num-examples": 7, "train-loss": 123.0})
         arrays = state_of(local[0].numpy(), mark=client + 1)
-        content = RecordDict({"arrays": arrays, "metrics": metrics, "rule": request.rule.record()})
+        attested = request.attestation
+        content = RecordDict({"arrays": arrays, "metrics": metrics, "attested": attested})
         return Message(content, reply_to=message)
 
     return answer
