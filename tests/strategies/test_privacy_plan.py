@@ -124,7 +124,7 @@ def test_every_figure_names_its_neighbours_and_its_adversary(
         (
             {"participation": PoissonParticipation(0.1), "noise_location": "client"},
             False,
-            ["their shares of the noise (k that pool theirs: the multiplier 2 sqrt(1 - k/1000))"],
+            ["their shares of the noise (k that pool theirs: the multiplier 2.0 sqrt(1 - k/1000))"],
         ),
         (
             {
@@ -133,7 +133,7 @@ def test_every_figure_names_its_neighbours_and_its_adversary(
                 "noise_location": "client",
             },
             False,
-            ["a cohort of 10 of 1000 - k", "the multiplier 2 sqrt(1 - k/10)"],
+            ["a cohort of 10 of 1000 - k", "the multiplier 2.0 sqrt(1 - k/10)"],
         ),
     ],
 )
