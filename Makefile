@@ -2,6 +2,7 @@
 # make test            sets everything up and passes the tests (at most 10 minutes)
 # make test-deployment everything with Flower's real processes
 # make test-docker     everything in containers (needs a Docker engine)
+# make docs            builds the documentation's pages in site/
 # make compose-up      starts a federation in containers: CLIENTS=5 BYZANTINE=1, TLS=1 for TLS
 # make compose-run     runs RECIPE=recipes/demo.toml there; results are in deployment/runs
 # make compose-down    stops it
@@ -13,12 +14,13 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+DOCS_READY := $(VENV)/.docs-ready
 export OMP_WAIT_POLICY ?= PASSIVE
 export FLWR_TELEMETRY_ENABLED := 0
 export FLWR_DISABLE_UPDATE_CHECK := 1
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: demo test lint test-deployment test-docker test-slow setup clean \
+.PHONY: demo test lint test-deployment test-docker test-slow setup docs clean \
   compose-up compose-run compose-down
 .DEFAULT_GOAL := demo
 
@@ -61,6 +63,14 @@ test-docker: $(READY)
 test-slow: $(READY)
 	$(BIN)/python -m pytest -m slow
 
+$(DOCS_READY): $(READY)
+	@$(BIN)/python -m pip install -q -c constraints.txt --no-build-isolation -e ".[docs]"
+	@touch $(DOCS_READY)
+
+docs: $(DOCS_READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "the pages are in site/: begin with site/index.html"
+
 RECIPE ?= recipes/demo.toml
 export CLIENTS BYZANTINE ATTACK TLS POLICY DEPLOYMENT PROJECT BASE_IMAGE TORCH_INDEX_URL
 
@@ -74,4 +84,4 @@ compose-down:
 	@docker/federation down
 
 clean:
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) site .mypy_cache .pytest_cache .ruff_cache
