@@ -48,9 +48,6 @@ class Store(Protocol):
         """Id, run and object tree of what was sent to a node `before` a moment, in seconds since
         1970, as far as it is kept on disk."""
 
-    def children(self, object_id: str) -> set[str] | None:
-        """The objects of which a stored object says it consists; None where nobody needs to ask."""
-
     def has_run(self, run_id: int) -> bool:
         """Whether there is such a run, under way or ended."""
 
@@ -202,10 +199,6 @@ class Node:
             raise Refused("repeated answer", what, offence=False)
         most = int(self._limits.objects_factor * order.num_objects + self._limits.objects_more)
         objects = flatten(tree, most, int(self._limits.object_depth))
-        for object_id, children in objects.items():
-            known = self._store.children(object_id)
-            if known is not None and known != set(children):
-                raise Refused("object tree", "an object consists of others than it did before")
         self._announce(metadata, order, objects)
 
     def _check_source(self, metadata: Any) -> None:

@@ -113,15 +113,6 @@ class FlowerState:
             with contextlib.suppress(NoObjectInStoreError):
                 yield message_id, run_id % 2**64, objects.get_object_tree(message_id)
 
-    def children(self, object_id: str) -> set[str] | None:
-        """Of what the store in memory has of an object whose content is there; the SQL store
-        compares by itself."""
-        entries = getattr(self._store_factory.store(), "store", None)
-        entry = entries.get(object_id) if entries is not None else None
-        if entry is None or not entry.is_available:
-            return None
-        return set(entry.child_object_ids)
-
     def has_run(self, run_id: int) -> bool:
         """Whether there is such a run, under way or ended."""
         return run_id in self._state_factory.state().get_run_status({run_id})

@@ -6,8 +6,9 @@ Flower's stores share equal objects between all nodes. So who can guess an objec
 Flower then refuses the honest announcement, or keeps the false tree. Here
 
 * what a ServerApp says of its objects replaces what nodes said of them;
-* nodes that contradict each other are all heard: each may upload what it announced, and the store
-  keeps the tree that it had, until the content is there. ServerApps that pull by `grpc_grid` go by
+* nodes that contradict each other, or a content that is there, are all heard: each may upload what
+  it announced, and the store keeps the tree that it had, until the content is there. So an
+  announcement tells nobody what others have stored. ServerApps that pull by `grpc_grid` go by
   contents alone.
 """
 
@@ -105,18 +106,13 @@ def _in_sql(store: Any, flowers: Flowers, run_id: int, object_tree: Any) -> list
 
 
 def _announced_otherwise(session: Any, tree: Any) -> list[Any]:
-    """The parts of a tree, each behind its own, of which the store has other children.
-
-    Of an object whose content is there the children are known: Flower refuses any others.
-    """
+    """The parts of a tree, each behind its own, of which the store has other children."""
     from flwr.supercore.state.schema.objectstore_models import ObjectChild, StoredObject
     from sqlalchemy import select
 
     parts = {part.object_id: part for part in _parts(tree)}
-    awaited = select(StoredObject.object_id).where(
-        StoredObject.object_id.in_(list(parts)), StoredObject.is_available == 0
-    )
-    found = set(session.scalars(awaited))
+    there = select(StoredObject.object_id).where(StoredObject.object_id.in_(list(parts)))
+    found = set(session.scalars(there))
     stored: dict[str, set[str]] = {object_id: set() for object_id in found}
     rows = select(ObjectChild.parent_id, ObjectChild.child_id)
     for parent, child in session.execute(rows.where(ObjectChild.parent_id.in_(found))):

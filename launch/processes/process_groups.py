@@ -76,10 +76,13 @@ class ProcessGroup:
 
     def tail(self) -> str:
         """The last lines of the program's output."""
-        with self.log.open("rb") as output:
-            size = output.seek(0, os.SEEK_END)
-            output.seek(max(0, size - _TAIL_BYTES))
-            return output.read().decode(errors="replace").strip()
+        try:
+            with self.log.open("rb") as output:
+                size = output.seek(0, os.SEEK_END)
+                output.seek(max(0, size - _TAIL_BYTES))
+                return output.read().decode(errors="replace").strip()
+        except OSError as error:
+            return f"its output cannot be read: {error.strerror}: {self.log}"
 
     def _leader_has_exited(self) -> bool:
         options = os.WEXITED | os.WNOHANG | os.WNOWAIT

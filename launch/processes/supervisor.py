@@ -4,11 +4,13 @@ The supervisor is one loop in one thread. It starts its programs in order, looks
 times a second, and hands each new line of their output to the program's own listener.
 """
 
+import contextlib
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from .process_groups import ProcessGroup, ProcessKeeper
 
@@ -51,7 +53,14 @@ class _Kept:
         self.due = 0.0
         self.began = 0.0
         self.read_to = 0
+        # Its log, also where somebody has moved it.
+        self.output: BinaryIO | None = None
         self.last_excuse = ""
+
+    def hang_up(self) -> None:
+        if self.output is not None:
+            self.output.close()
+        self.output = None
 
 
 class Supervisor:
@@ -99,6 +108,7 @@ class Supervisor:
         kept = self._kept.pop(name, None)
         if kept is not None and kept.group is not None:
             self._keeper.stop([kept.group], grace, hurry)
+            kept.hang_up()
 
     def _start(self, kept: _Kept) -> None:
         program = kept.program
@@ -117,12 +127,15 @@ class Supervisor:
         kept.group = self._keeper.start(
             program.name, program.command, env=program.env, cwd=self._cwd, log=log
         )
+        with contextlib.suppress(FileNotFoundError):
+            kept.output = log.open("rb")
         kept.began = time.monotonic()
 
     def _ended(self, kept: _Kept) -> None:
         group = kept.group
         assert group is not None
         self._read(kept)
+        kept.hang_up()
         kept.group = None
         self._keeper.forget_ended()
         if time.monotonic() - kept.began >= _SOUND_SECONDS:
@@ -140,14 +153,13 @@ class Supervisor:
         kept.pause = min(2 * kept.pause, LONGEST_PAUSE)
 
     def _read(self, kept: _Kept) -> None:
-        if kept.group is None:
+        if kept.output is None:
             return
-        with kept.group.log.open("rb") as output:
-            # A program may begin its log anew when it has grown too large.
-            size = output.seek(0, os.SEEK_END)
-            kept.read_to = kept.read_to if kept.read_to <= size else 0
-            output.seek(kept.read_to)
-            complete, newline, _ = output.read().rpartition(b"\n")
+        # A program may begin its log anew when it has grown too large.
+        size = kept.output.seek(0, os.SEEK_END)
+        kept.read_to = kept.read_to if kept.read_to <= size else 0
+        kept.output.seek(kept.read_to)
+        complete, newline, _ = kept.output.read().rpartition(b"\n")
         kept.read_to += len(complete) + len(newline)
         for line in complete.decode(errors="replace").splitlines():
             kept.program.on_line(line)

@@ -135,9 +135,38 @@ def test_who_announces_a_serverapp_s_objects_with_other_parts_changes_nothing(
         assert len(parts_of(tree)) == len(parts_of(foreseen)) + 1
 
 
+@pytest.mark.parametrize("database", [None, MEMORY], ids=["sqlite", "memory"])
+def test_an_announcement_tells_nobody_what_others_have_stored(
+    tmp_path: Path, database: str | None
+) -> None:
+    """Who guesses what another has sent is answered as who guesses wrong, up to its own upload."""
+    with fleet(tmp_path, database=database, tls=False) as one:
+        honest, spy = one.node(), one.node()
+        said = []
+        for guessed in (1000, 1001):
+            one.send(honest)
+            one.answer(honest)
+            one.send(spy)
+            _, tree, _ = answer_to(message_from_proto(one.pull(spy)), guessed)
+            foresee(spy, tree)
+            with spy.stub() as stub:
+                (part, *_) = tree.children
+                upload = message_pb2.PushObjectRequest(
+                    node=Node(node_id=spy.node_id),
+                    run_id=one.run_id,
+                    object_id=part.object_id,
+                    object_content=b"Array  0\x00",
+                )
+                with pytest.raises(grpc.RpcError) as caught:
+                    stub.PushObject(upload, timeout=20)
+            said.append(caught.value.details())  # type: ignore[attr-defined]
+        assert said[0] == said[1]
+        assert one.refused(spy) == {"object tree": 2}
+
+
 def foresee(peer: Peer, tree: message_pb2.ObjectTree) -> None:
     """Announce every object of the tree as having one part that is nowhere."""
-    root = message_pb2.ObjectTree(object_id=object_id(4711))
+    root = message_pb2.ObjectTree(object_id=object_id(int(tree.object_id[:8], 16)))
     for part in parts_of(tree):
         root.children.add(object_id=part[0]).children.add(object_id=object_id(77))
     assert "taken" in push(peer, root)

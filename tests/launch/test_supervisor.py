@@ -54,6 +54,31 @@ def test_every_line_arrives_once_and_in_order(keeper: ProcessKeeper, tmp_path: P
     assert (tmp_path / "logs" / "talker.log").read_text().split() == lines
 
 
+def test_a_log_that_is_moved_is_read_on(keeper: ProcessKeeper, tmp_path: Path) -> None:
+    """As logrotate does, and operators who tidy up."""
+    lines: list[str] = []
+    ends: list[str] = []
+    moved, go_on = tmp_path / "moved.log", tmp_path / "go-on"
+    code = (
+        "import pathlib, time; print('before', flush=True)\n"
+        f"while not pathlib.Path({str(go_on)!r}).exists(): time.sleep(0.01)\n"
+        "print('after', flush=True)"
+    )
+
+    def ended(_: int | None, tail: str) -> str:
+        ends.append(tail)
+        return ""
+
+    supervisor = Supervisor(keeper, tmp_path / "logs", tmp_path, print)
+    supervisor.add(python("talker", code, on_line=lines.append, on_end=ended))
+    assert supervisor.run(lambda: lines == ["before"], 60)
+    (tmp_path / "logs" / "talker.log").rename(moved)
+    go_on.touch()
+    assert supervisor.run(lambda: bool(ends), 60)
+    assert lines[:2] == ["before", "after"]
+    assert "cannot be read: No such file or directory" in ends[0]
+
+
 def test_an_excuse_is_said_once_and_the_program_waits(
     keeper: ProcessKeeper, tmp_path: Path
 ) -> None:
