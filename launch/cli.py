@@ -360,7 +360,7 @@ def main() -> None:
         from blackthorn.launch.federation.deployment import DeploymentError
         from blackthorn.launch.federation.probe import Refused
         from blackthorn.launch.processes.supervisor import NotYet
-        from blackthorn.server_app.run import RunFailed
+        from blackthorn.recording.failure_reason import RunFailed
         from blackthorn.strategies import NotEnoughClients
         from blackthorn.strategies.ledger import LedgerInUse
         from blackthorn.strategies.quorum import NotEnoughReplies

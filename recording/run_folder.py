@@ -15,6 +15,7 @@ import tomli_w
 from safetensors.numpy import save
 
 from blackthorn.recording.client_history import CLIENTS, history_entry
+from blackthorn.recording.failure_reason import without_places
 from blackthorn.recording.folder_place import (
     CHECKPOINTS,
     CONFIG,
@@ -253,6 +254,7 @@ class RunFolder:
         }
         if reason:
             summary["reason"] = reason
+        summary = without_places(summary, self.path, self._config)
         _write_summary(self.path, summary)
         if status == "completed":
             forget_all(self.path)
@@ -315,26 +317,24 @@ def write_failure(
     entries = read_metrics(folder)
     evaluated = [entry for entry in entries if entry.get("evaluated_by")]
     last = evaluated[-1] if evaluated else {}
-    _write_summary(
-        folder,
-        {
-            **_what_ran(config),
-            "rounds_completed": entries[-1]["round"] if entries else 0,
-            "rounds_skipped": sum("skipped" in entry for entry in entries),
-            "final": {key: last[key] for key in ("accuracy", "loss") if key in last},
-            "output_round": None,
-            "catastrophic_failure": entries[-1].get("catastrophic_failure") if entries else None,
-            "privacy": privacy,
-            **({} if sample_privacy is None else {"sample_privacy": sample_privacy}),
-            "clients": None if claims_privacy(config) else _count_clients(entries),
-            "failures": None if claims_privacy(config) else failures_in(entries),
-            "resumed_after": _resumed_after(folder),
-            "wall_seconds": None,
-            "warnings": list(warnings),
-            "status": "failed",
-            "reason": reason,
-        },
-    )
+    summary = {
+        **_what_ran(config),
+        "rounds_completed": entries[-1]["round"] if entries else 0,
+        "rounds_skipped": sum("skipped" in entry for entry in entries),
+        "final": {key: last[key] for key in ("accuracy", "loss") if key in last},
+        "output_round": None,
+        "catastrophic_failure": entries[-1].get("catastrophic_failure") if entries else None,
+        "privacy": privacy,
+        **({} if sample_privacy is None else {"sample_privacy": sample_privacy}),
+        "clients": None if claims_privacy(config) else _count_clients(entries),
+        "failures": None if claims_privacy(config) else failures_in(entries),
+        "resumed_after": _resumed_after(folder),
+        "wall_seconds": None,
+        "warnings": list(warnings),
+        "status": "failed",
+        "reason": reason,
+    }
+    _write_summary(folder, without_places(summary, folder, config))
     if claims_privacy(config) and (folder / CONFIG).exists():
         hide_times(folder)
     return True

@@ -15,6 +15,7 @@ from flwr.serverapp import Grid
 from blackthorn.attacks import AttackingGrid, fixed_corrupt, redrawn_corrupt
 from blackthorn.attacks.registry import OwnAttackFailed
 from blackthorn.flower_port.grids import is_flower_simulation
+from blackthorn.recording.failure_reason import RunFailed, reason_of
 from blackthorn.recording.folder_place import OPERATOR, choose_folder, create_folder
 from blackthorn.recording.posterior_recorder import PosteriorRecorder
 from blackthorn.recording.privacy import (
@@ -49,22 +50,16 @@ from blackthorn.settings.privacy_checks import (
     is_noised,
 )
 from blackthorn.settings.unused_keys import unused_settings
-from blackthorn.strategies import NotEnoughClients, PrivacyPlan
+from blackthorn.strategies import PrivacyPlan
 from blackthorn.strategies.array_codec import decode
 from blackthorn.strategies.frame import EvaluateFn, Observer
 from blackthorn.strategies.langevin import require_balance, shares
-from blackthorn.strategies.ledger import LedgerInUse
-from blackthorn.strategies.quorum import NotEnoughReplies
 from blackthorn.strategies.reports import RoundReport
 from blackthorn.tasks.problem import Problem, load_problem
 
 logger = logging.getLogger("blackthorn")
 
 _WITHHELD = f"who does not count in a round, and why, is told in the run folder's {OPERATOR} alone"
-
-
-class RunFailed(RuntimeError):
-    """The run did not do what it was started for; the message says why, in one line."""
 
 
 @dataclass(frozen=True)
@@ -167,7 +162,7 @@ def execute(
     except BaseException as error:
         # On a full disk this cannot be written either.
         with contextlib.suppress(OSError):
-            folder.finish("failed", _reason(error, config))
+            folder.finish("failed", reason_of(error, config))
             if config.report and not isinstance(error.__cause__, OSError):
                 publish(prepared.folder)
         note_resumable(error, prepared.folder)
@@ -249,21 +244,6 @@ def _final_metrics(prepared: PreparedRun, arrays: ArrayRecord) -> dict[str, floa
     evaluation = server_evaluation(prepared.problem)
     metrics = evaluation(0, arrays) if evaluation is not None else None
     return {k: float(v) for k, v in (metrics or {}).items() if isinstance(v, int | float)}
-
-
-def _reason(error: BaseException, config: RunConfig) -> str:
-    """Why a run failed, as its summary may say it."""
-    if isinstance(error, NotEnoughClients) and claims_privacy(config):
-        return "too few clients connected; who is missing is the operator's to know"
-    if isinstance(error, KeyboardInterrupt):
-        return "interrupted"
-    if isinstance(error, SystemExit):
-        return "terminated"
-    if isinstance(
-        error, NotEnoughClients | NotEnoughReplies | LedgerInUse | RunFailed | ValueError
-    ):
-        return str(error)
-    return f"{type(error).__name__}: {error}"
 
 
 def with_simulated_attack(config: RunConfig, grid: Grid) -> Grid:

@@ -17,6 +17,7 @@ from blackthorn.launch.commands.progress import RoundPrinter
 from blackthorn.launch.federation.app_bundle import COMPONENTS
 from blackthorn.launch.federation.byzantine_nodes import check_rogue, cluster_nodes, collusion
 from blackthorn.launch.federation.flower_cluster import DeploymentError, FlowerCluster, RunStatus
+from blackthorn.recording.failure_reason import RunFailed, reason_of, withheld
 from blackthorn.recording.folder_place import create_folder
 from blackthorn.recording.operator_log import longest_run
 from blackthorn.recording.privacy import privacy_of_dead_run, sample_privacy_of_dead_run
@@ -24,7 +25,7 @@ from blackthorn.recording.resume import note_resumable
 from blackthorn.recording.run_folder import read_metrics, read_summary, write_failure
 from blackthorn.recording.run_ledger import with_place_of_ledger
 from blackthorn.reporting.run_report import publish
-from blackthorn.server_app.run import RunFailed, prepare
+from blackthorn.server_app.run import prepare
 from blackthorn.settings.config import ConfigError, RunConfig, to_mapping
 from blackthorn.settings.privacy_checks import claims_privacy
 
@@ -110,11 +111,12 @@ def _failure_on_record(ready: _Ready) -> Iterator[None]:
     try:
         yield
     except (KeyboardInterrupt, SystemExit) as end:
-        _fail(ready, "interrupted" if isinstance(end, KeyboardInterrupt) else "terminated")
+        _fail(ready, reason_of(end, ready.config))
         note_resumable(end, ready.folder)
         raise
     except (DeploymentError, TimeoutError) as error:
-        raise _failed(ready, str(error)) from error
+        released = withheld("a process of the deployment did not do its part")
+        raise _failed(ready, str(error), released) from error
 
 
 def _run(flower: FlowerCluster, ready: _Ready, console: Console) -> tuple[RunStatus, float]:
@@ -144,16 +146,18 @@ def _summary(ready: _Ready, status: RunStatus, seconds: float) -> dict[str, Any]
     if not status.completed or summary is None:
         reason = summary.get("reason") if summary else None
         reason = reason or f"Flower says {status} {status.details}".strip()
-        raise _failed(ready, reason, f" (see {ready.folder / 'logs'})")
+        where = f" (see {ready.folder / 'logs'})"
+        raise _failed(ready, f"{reason}{where}", withheld(f"Flower says {status}"), reason)
     if summary["wall_seconds"] is not None:
         summary["wall_seconds"] = round(seconds, 3)
     return summary
 
 
-def _failed(ready: _Ready, reason: str, where: str = "") -> RunFailed:
-    """The error with which the run ends, once its folder says so too."""
-    _fail(ready, reason)
-    error = RunFailed(f"{reason}{where}")
+def _failed(ready: _Ready, said: str, withheld: str, reason: str = "") -> RunFailed:
+    """The error with which the run ends, once its folder says so too: `withheld` under a claim,
+    else `reason`, or what is `said` at the terminal."""
+    _fail(ready, withheld if claims_privacy(ready.config) else reason or said)
+    error = RunFailed(said)
     note_resumable(error, ready.folder)
     return error
 

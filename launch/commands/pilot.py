@@ -9,7 +9,7 @@ from rich.console import Console
 
 from blackthorn.launch.commands.recipes import recipe_config
 from blackthorn.launch.commands.simulate import simulate
-from blackthorn.server_app.run import RunFailed
+from blackthorn.recording.failure_reason import RunFailed
 from blackthorn.strategies.bounding import row_norms
 from blackthorn.strategies.reports import RoundReport
 

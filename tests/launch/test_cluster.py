@@ -18,9 +18,9 @@ from blackthorn.launch.commands.cluster import cluster
 from blackthorn.launch.commands.recipes import recipe_config
 from blackthorn.launch.federation.byzantine_nodes import cluster_nodes
 from blackthorn.launch.federation.flower_cluster import FlowerCluster, Node
+from blackthorn.recording.failure_reason import RunFailed
 from blackthorn.recording.resume import resumable
 from blackthorn.recording.run_folder import read_metrics
-from blackthorn.server_app.run import RunFailed
 from blackthorn.settings.config import RunConfig
 
 pytestmark = pytest.mark.deployment

@@ -19,8 +19,8 @@ from test_cluster import _on_every_tick
 
 from blackthorn.launch.commands.cluster import cluster
 from blackthorn.launch.commands.recipes import recipe_config
+from blackthorn.recording.failure_reason import RunFailed
 from blackthorn.recording.run_folder import METRICS, read_metrics, read_summary
-from blackthorn.server_app.run import RunFailed
 from blackthorn.settings.config import RunConfig
 from blackthorn.strategies.ledger import read_charges
 

@@ -21,8 +21,8 @@ from typer.testing import CliRunner
 from blackthorn.launch.cli import app
 from blackthorn.launch.commands.recipes import recipe_config
 from blackthorn.launch.commands.simulate import simulate
+from blackthorn.recording.failure_reason import RunFailed
 from blackthorn.recording.posterior_store import sample_rounds
-from blackthorn.server_app.run import RunFailed
 from blackthorn.settings.config import RunConfig, make_config, read_recipe
 from blackthorn.tasks.bayes_linear import heterogeneous_clients
 

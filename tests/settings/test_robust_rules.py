@@ -11,9 +11,9 @@ from digits_runs import configuration, run
 from rich.console import Console
 
 from blackthorn.launch.commands.simulate import simulate
+from blackthorn.recording.failure_reason import RunFailed
 from blackthorn.recording.run_folder import read_metrics
 from blackthorn.server_app.build import build_strategy
-from blackthorn.server_app.run import RunFailed
 from blackthorn.settings.catalogue import GUARANTEES
 from blackthorn.settings.config import ConfigError, make_config
 from blackthorn.settings.robustness_checks import assumed_corrupt
