@@ -13,7 +13,7 @@ from pathlib import Path
 from blackthorn.recording.client_history import CLIENTS
 from blackthorn.recording.state_files import forget_all
 from blackthorn.settings.config import ConfigError, RunConfig
-from blackthorn.settings.privacy_checks import claims_privacy
+from blackthorn.settings.privacy_checks import claims_anything
 from blackthorn.strategies.durable_file import private_folder
 
 CONFIG = "config.toml"
@@ -54,7 +54,7 @@ def choose_folder(config: RunConfig) -> Path:
                 f"output-dir = {config.output_dir} already has {taken[0]}: choose another folder"
             )
         parent = next(p for p in (folder, *folder.absolute().parents) if p.exists())
-        others = claims_privacy(config) and folder == parent and _is_shared(folder)
+        others = claims_anything(config) and folder == parent and _is_shared(folder)
     except OSError as error:
         raise _unwritable(config.output_dir, error) from None
     if others:
@@ -80,7 +80,7 @@ def _unwritable(folder: object, error: OSError) -> ConfigError:
 def create_folder(folder: Path, config: RunConfig) -> None:
     """Make the run's folder; ConfigError where that cannot be done (choose_folder cannot know)."""
     try:
-        if claims_privacy(config):
+        if claims_anything(config):
             private_folder(folder)
         else:
             folder.mkdir(parents=True, exist_ok=True)

@@ -12,7 +12,7 @@ from blackthorn.recording.folder_place import CONFIG, forget_begun
 from blackthorn.recording.run_folder import read_metrics
 from blackthorn.recording.state_files import read_saved, rounds_begun_by_state
 from blackthorn.settings.config import RunConfig
-from blackthorn.settings.privacy_checks import claims_privacy, claims_sample_privacy
+from blackthorn.settings.privacy_checks import claims_anything
 from blackthorn.strategies.durable_file import replace_file
 
 # The folder of the notes; there where `blackthorn server` is.
@@ -62,7 +62,7 @@ def going_on(config: RunConfig, folder: Path) -> RunConfig:
 def _may_have_asked(config: RunConfig, folder: Path) -> bool:
     """Whether the run may have asked clients for what a claim counts. A run that keeps states has
     one, whole or not, before it does."""
-    if not (claims_privacy(config) or claims_sample_privacy(config)):
+    if not claims_anything(config):
         return False
     if config.state_every == 0:
         return (folder / CONFIG).exists()

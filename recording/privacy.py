@@ -1,10 +1,11 @@
 """From a run configuration to its privacy plan, and from a strategy to what may be reported."""
 
+import contextlib
 import math
 from pathlib import Path
 from typing import Any
 
-from blackthorn.recording.rounds_on_record import last_round_on_record, rounds_begun
+from blackthorn.recording.rounds_on_record import rounds_begun
 from blackthorn.recording.run_ledger import ledger_of_dead_run, ledger_path
 from blackthorn.recording.state_files import read_saved
 from blackthorn.settings.config import ConfigError, RunConfig
@@ -168,12 +169,10 @@ def sample_privacy_of_dead_run(config: RunConfig, folder: Path) -> dict[str, Any
 
 def _begun(folder: Path) -> int:
     """How often at most a run that is dead has asked its clients to train."""
-    try:
+    saved = None
+    with contextlib.suppress(ValueError):
         saved = read_saved(folder)
-    except ValueError:
-        saved = None
-    # Without states it was never resumed.
-    return rounds_begun(folder, saved) if saved else last_round_on_record(folder) + 1
+    return rounds_begun(folder, saved)
 
 
 def _entry(

@@ -48,14 +48,17 @@ def last_round_on_record(folder: Path) -> int:
     return max([0, *lines, *(int(name[1]) for name in names if name)])
 
 
-def rounds_begun(folder: Path, saved: Saved) -> int:
-    """How often at most the run in `folder`, whose state is `saved`, has asked clients to train:
-    one round may have been under way when it died, of which nothing is on record.
+def rounds_begun(folder: Path, saved: Saved | None) -> int:
+    """How often at most the run in `folder` has asked clients to train: one round may have been
+    under way when it died, of which nothing is on record.
 
-    Every state is asked, damaged ones too: all of them are of this run's past.
+    `saved` is its newest whole state, if there is one. Every state is asked, those too that are
+    damaged or another version's: all of them are of this run's past, and their names say it.
     """
     last = last_round_on_record(folder)
-    states = [(saved.state.server_round, saved.state.begun), *rounds_begun_by_state(folder)]
+    states = [(0, 0), *rounds_begun_by_state(folder)]
+    if saved is not None:
+        states.append((saved.state.server_round, saved.state.begun))
     return max(begun + max(0, last - done) for done, begun in states) + 1
 
 

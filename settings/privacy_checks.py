@@ -27,6 +27,11 @@ def claims_sample_privacy(config: Keys) -> bool:
     return config.local_dp_sgd and config.claim_privacy and not config.insecure_seeded_noise
 
 
+def claims_anything(config: Keys) -> bool:
+    """Whether the run claims privacy for clients or for their examples."""
+    return claims_privacy(config) or claims_sample_privacy(config)
+
+
 def has_central_claim(config: Keys) -> bool:
     """Whether a figure of the released models is claimed, and so charged to a ledger."""
     return claims_privacy(config) and not is_robust(config)

@@ -189,6 +189,21 @@ def test_the_privacy_of_examples_is_told_where_the_run_ends(
     assert f"ε = {upward(told['epsilon'], 4)} at δ = 1e-05: {told['claim']}" in report_of(tmp_path)
 
 
+def test_what_a_dead_run_s_states_say_counts_though_none_can_be_read(tmp_path: Path) -> None:
+    """Their names tell how many rounds had been begun: here five were done again."""
+    options = {"instruments": False, "local_dp_sgd": True, "dp_sgd_sample_rate": 0.2}
+    options |= {"batch_size": 10, "local_steps": 2, "dp_sgd_noise_multiplier": 1.0}
+    config = configuration(tmp_path, **options, num_server_rounds=2)
+    simulate(config, Console(quiet=True))
+    (tmp_path / "summary.json").unlink()
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / f"round-00002-00007-{32 * 'a'}.safetensors").write_bytes(b"torn")
+    _fail(_Ready(config, tmp_path, -1), "the ServerApp's process has died")
+    summary = read_summary(tmp_path)
+    assert summary is not None
+    assert summary["sample_privacy"]["rounds"] == 7 + 1
+
+
 def test_the_privacy_of_examples_of_a_cluster_whose_server_died(tmp_path: Path) -> None:
     """By Opacus, for the two rounds on record and one that may have been under way."""
     options = {"instruments": False, "local_dp_sgd": True, "dp_sgd_sample_rate": 0.2}

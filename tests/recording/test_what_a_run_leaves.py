@@ -140,18 +140,50 @@ def is_released(name: str) -> bool:
 DP_SGD = {"local_dp_sgd": True, "dp_sgd_sample_rate": 0.2, "batch_size": 10}
 
 
+NOISE_AT_CLIENTS = {"noise_location": "client"}
+CLAIMS: dict[str, dict[str, Any]] = {
+    "central": {},
+    "central and local": NOISE_AT_CLIENTS,
+    "local alone": {**NOISE_AT_CLIENTS, "aggregator": "median"},
+    "examples": {
+        **DP_SGD,
+        "algorithm": "gfedavg",
+        "noise_multiplier": 0.0,
+        "clip_norm": 0.0,
+        "dp_sgd_noise_multiplier": 1.0,
+    },
+}
+
+
 @pytest.mark.usefixtures("no_umask")
-@pytest.mark.parametrize("claimed", [{}, {**DP_SGD, "dp_sgd_noise_multiplier": 1.0}])
-def test_without_a_claim_of_clients_states_are_withheld_and_the_rest_is_as_the_umask_says(
-    tmp_path: Path, claimed: dict[str, Any]
+@pytest.mark.parametrize("claim", CLAIMS.values(), ids=CLAIMS.keys())
+def test_under_every_claim_the_folder_and_what_is_withheld_are_their_owner_s(
+    tmp_path: Path, claim: dict[str, Any]
+) -> None:
+    def withheld(folder: Path) -> set[str]:
+        assert mode(folder) == 0o700
+        found = [path for pattern in WITHHELD for path in folder.glob(pattern)]
+        for path in [*found, *(inside for top in found for inside in top.rglob("*"))]:
+            assert (path, oct(mode(path))) == (path, oct(0o700 if path.is_dir() else 0o600))
+        return {path.name for path in found}
+
+    killed(tmp_path / "run", 2, lambda _: None, **claim)
+    assert "state" in withheld(tmp_path / "run")
+    (tmp_path / "run").chmod(0o777)
+    run(tmp_path / "run", resume=str(tmp_path / "run"), **claim)
+    withheld(tmp_path / "run")
+
+
+@pytest.mark.usefixtures("no_umask")
+def test_without_a_claim_states_are_withheld_and_the_rest_is_as_the_umask_says(
+    tmp_path: Path,
 ) -> None:
     def look(report: RoundReport) -> None:
         del report
         assert mode(tmp_path / "run" / "state") == 0o700
         assert {mode(path) for path in (tmp_path / "run" / "state").iterdir()} == {0o600}
 
-    options = {"algorithm": "gfedavg", "noise_multiplier": 0.0, "clip_norm": 0.0}
-    run(tmp_path / "run", look, **options, **claimed)
+    run(tmp_path / "run", look, algorithm="gfedavg", noise_multiplier=0.0, clip_norm=0.0)
     assert mode(tmp_path / "run") == 0o777
     assert mode(tmp_path / "run" / "metrics.jsonl") == 0o666
     assert mode(tmp_path / "run" / "checkpoints" / "final.safetensors") == 0o666
