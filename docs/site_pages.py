@@ -15,7 +15,11 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 # Files outside docs/ that are pages of the site.
-PAGES = {"README.md": "index.md", "CHANGELOG.md": "changelog.md"}
+PAGES = {
+    "README.md": "index.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changelog.md",
+}
 # Packages whose public names have a page each.
 PACKAGES = ("strategies", "attacks", "client_app", "simulation", "recording")
 _WITH_PATH = "    options:\n      show_root_full_path: true\n"

@@ -1,4 +1,4 @@
-"""Every code block of README.md and docs/ is run, or says why it cannot be.
+"""Every code block of README.md, CONTRIBUTING.md and docs/ is run, or says why it cannot be.
 
 tests/harness/markdown_blocks.py has the markers with which a page says how a block is run.
 """
@@ -30,7 +30,7 @@ from blackthorn.strategies.reports import RoundReport
 
 ROOT = Path(__file__).resolve().parent.parent
 SECONDS = 1800
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 _SETTABLE = ("simulate", "cluster", "pilot", "audit")
 
 
