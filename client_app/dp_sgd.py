@@ -7,7 +7,10 @@ configuration's, and batches and noise come from the operating system's entropy.
 """
 
 import logging
-from collections.abc import Sequence
+import random
+import secrets
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -85,7 +88,8 @@ def train_dp_sgd(
 
     Sums, noise and steps are in float64, since a noise that is rounded beside a sum, or a step
     beside w, is not the noise that is charged; gradients are taken in the dtype of ``start``. Each
-    example has its gradient alone, bit for bit the same whatever else is in the batch.
+    example has its gradient alone, bit for bit the same whatever else is in the batch: what a
+    model draws in ``forward`` is the same for all examples of a step, and it remembers none.
 
     Raises ValueError for a shard without an end, and PublicRefusal where the model has no gradient.
     """
@@ -95,7 +99,8 @@ def train_dp_sgd(
     _check_gradient(model, start, examples)
     for _ in range(spec.steps):
         drawn = np.flatnonzero(randomness.uniform(len(examples)) < spec.sample_rate)
-        summed, loss = _clipped_sum(model, w.to(start.dtype), examples.select(drawn), spec)
+        batch, seed = examples.select(drawn), secrets.randbits(32)
+        summed, loss = _clipped_sum(model, w.to(start.dtype), batch, spec, seed)
         deviation = spec.noise_multiplier * spec.clip_norm
         summed += gaussian_noise((len(w),), deviation, randomness, torch.float64)
         summed = on_grid(summed, deviation)
@@ -120,31 +125,56 @@ def _check_gradient(model: FlatModel, params: Tensor, examples: Examples) -> Non
 def _gradient(model: FlatModel, params: Tensor, example: Examples) -> tuple[Tensor, Tensor]:
     """Loss [1] and its gradient [1, d] of one example."""
     weight = params.new_ones(1, 1)
-    return model.loss_and_gradient(params[None], example.x[None], example.y[None], weight)
+    return model.forgetting().loss_and_gradient(
+        params[None], example.x[None], example.y[None], weight
+    )
+
+
+@contextmanager
+def _global_generators_kept() -> Iterator[None]:
+    """Afterwards they are as they were, whatever a model has drawn."""
+    ours, numpys = random.getstate(), np.random.get_state()  # noqa: NPY002
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        random.setstate(ours)
+        np.random.set_state(numpys)  # noqa: NPY002
+
+
+def _seed_global_generators(seed: int) -> None:
+    """What a model of one's own draws from, on the CPU, where DP-SGD computes."""
+    torch.default_generator.manual_seed(seed)  # a hundredth of the time of torch.manual_seed
+    np.random.seed(seed)  # noqa: NPY002
+    random.seed(seed)
 
 
 def _clipped_sum(
-    model: FlatModel, params: Tensor, batch: Examples, spec: DPSGD
+    model: FlatModel, params: Tensor, batch: Examples, spec: DPSGD, seed: int
 ) -> tuple[Tensor, float]:
     """Σ_j clip(∇l_j, C), float64 [d], and the mean loss; 0 both for an empty batch.
 
     One example after the other, each copied to memory of its own: how many others there are, or
     its place among them, may have the processor take another order of the same sums, and where a
     model is made so that they cancel, an example that is there or not would turn the gradients of
-    all others round. A gradient that is not finite counts as 0: as NaN it would end in the model
-    that is sent. So does one that cannot be taken: a client that did not answer would tell that the
-    example is there.
+    all others round. For the same reason every example finds the global generators at ``seed``, and
+    the model as if it were the first. A gradient that is not finite counts as 0: as NaN it would
+    end in the model that is sent. So does one that cannot be taken: a client that did not answer
+    would tell that the example is there.
     """
     summed = torch.zeros(len(params), dtype=torch.float64)
     total_loss = 0.0
-    for j in range(len(batch)):
-        try:
-            loss, gradient = _gradient(model, params, batch.select(np.array([j])))
-        except Exception as error:
-            logger.warning("an example has no gradient and counts as 0: %s", one_line(str(error)))
-            continue
-        summed += clip(gradient.double(), spec.clip_norm)[0].nan_to_num_(nan=0.0)
-        total_loss += float(loss)
+    with _global_generators_kept():
+        for j in range(len(batch)):
+            _seed_global_generators(seed)
+            try:
+                loss, gradient = _gradient(model, params, batch.select(np.array([j])))
+            except Exception as error:
+                reason = one_line(str(error))
+                logger.warning("an example has no gradient and counts as 0: %s", reason)
+                continue
+            summed += clip(gradient.double(), spec.clip_norm)[0].nan_to_num_(nan=0.0)
+            total_loss += float(loss)
     return summed, total_loss / max(1, len(batch))
 
 

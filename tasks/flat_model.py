@@ -20,7 +20,8 @@ class FlatModel:
 
     ``example_loss(outputs [n, ...], y [n, ...]) -> [n]``. The dtype of the vector given rules:
     floating inputs are converted to it. The module is put into evaluation mode and stays there,
-    so that nothing but w changes an output: neither dropout nor running statistics.
+    so that nothing but w changes an output: neither dropout nor running statistics. A module of
+    one's own may still draw, or remember, in ``forward``.
 
     ``batching`` says how several clients are computed: ``"vmap"`` all at once, ``"loop"`` one
     after the other (for layers that vmap cannot do, or does slowly). By default it is the
@@ -65,6 +66,12 @@ class FlatModel:
     def copy(self) -> "FlatModel":
         """The same function with a module of its own, for another thread or device."""
         return FlatModel(copy.deepcopy(self.module), self.example_loss, self.batching)
+
+    def forgetting(self) -> "FlatModel":
+        """The same function that remembers nothing of what was computed before it: a copy where
+        the module is somebody's own, whose forward may change the module; else itself."""
+        package = type(self.module).__module__.partition(".")[0]
+        return self if package == __name__.partition(".")[0] else self.copy()
 
     @property
     def device(self) -> torch.device:

@@ -290,6 +290,9 @@ def _reseed() -> None:
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         numpy.random.seed(numpy.frombuffer(os.urandom(32), dtype=numpy.uint32))
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.default_generator.manual_seed(int.from_bytes(os.urandom(8)))
 
 
 def _end(code: int) -> NoReturn:

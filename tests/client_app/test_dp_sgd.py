@@ -284,7 +284,7 @@ def test_an_examples_gradient_hangs_on_no_other_example(name: str) -> None:
         alone = torch.zeros(model.dimension, dtype=torch.float64)
         for n in range(1, len(shard.examples) + 1):
             one, all_of_them = (
-                _clipped_sum(model, start, shard.examples.select(np.arange(n)[rows]), options)[0]
+                _clipped_sum(model, start, shard.examples.select(np.arange(n)[rows]), options, 0)[0]
                 for rows in (slice(n - 1, n), slice(n))
             )
             alone += one

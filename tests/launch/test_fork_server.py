@@ -19,14 +19,16 @@ from blackthorn.launch.processes.program_files import warm_program
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="fork servers need Linux")
 
 PROGRAM = """
-import json, os, signal, sys, time
+import json, os, random, signal, sys, time
 import numpy as np
+import torch
 
 def tell():
     print(json.dumps({
         "argv": sys.argv, "cwd": os.getcwd(), "mark": os.environ.get("MARK"),
         "server_only": os.environ.get("SERVER_ONLY"), "group": os.getpgid(0) == os.getpid(),
-        "draw": int(np.random.randint(2**31)), "preloaded": LOADED_IN == os.getppid(),
+        "draws": [random.random(), float(np.random.random()), float(torch.rand(()))],
+        "preloaded": LOADED_IN == os.getppid(),
     }))
     print("to stderr", file=sys.stderr)
     sys.exit(7)
@@ -108,7 +110,8 @@ def test_a_forked_program_gets_everything_that_its_caller_gave(
         assert one["server_only"] is None
         assert one["group"]
         assert one["preloaded"]
-    assert told[0]["draw"] != told[1]["draw"]
+    for one, other in zip(told[0]["draws"], told[1]["draws"], strict=True):
+        assert one != other
 
 
 def test_failures_look_as_they_do_without_a_server(server: Server, tmp_path: Path) -> None:
