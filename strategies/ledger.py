@@ -7,6 +7,7 @@ older copy that others have charged since.
 """
 
 import json
+import logging
 import math
 import secrets
 from collections.abc import Mapping, Sequence
@@ -18,6 +19,7 @@ from .durable_file import PRIVATE_FOLDER
 from .ledger_file import (
     FORMAT,
     Entry,
+    begins_anew,
     behind_links,
     charge_entry,
     first_rounds,
@@ -29,6 +31,8 @@ from .ledger_file import (
 )
 from .locked_file import FileInUse, LockedFile
 from .privacy_plan import PrivacyPlan
+
+logger = logging.getLogger("blackthorn")
 
 
 class LedgerInUse(RuntimeError):
@@ -174,8 +178,10 @@ class Ledger:
             entries = _entries_in(load(self._path), self._path) if self._path.exists() else []
             if entries != self._entries:
                 raise LedgerInUse(f"ledger {self._path} was charged by another run meanwhile")
-            if not self._path.exists():
+            anew = begins_anew(self._path)
+            if anew is not None:
                 self._write()
+                logger.warning(anew)
         except BaseException:
             self.close()
             raise

@@ -201,23 +201,26 @@ class PrivateAveraging(FederatedStrategy):
                 "the same cohort and noise: call configure_train for a new one"
             )
         self._released = self._broadcast
-        bounded = self.bound(updates, report.model, report.local_lr)
         if not self._is_sum:
+            bounded = self.bound(updates, report.model, report.local_lr)
             return self._combine_robustly(bounded, weights, report)
+        # In float64: a row that is rounded to float32 after it was bounded is longer than C, and
+        # the closed form of the Gaussian has no room for that.
+        bounded = self.bound(updates.double(), report.model, report.local_lr)
         self._charge()
         # Without a claim the clients' counts may set the weights; the noise is what it was.
         shares = torch.full_like(weights, 1 / self.privacy.cohort_size)
         if self._weighting == "num-examples":
             shares = weights
-        total = torch.einsum("k,kd->d", shares, bounded.double())
+        total = torch.einsum("k,kd->d", shares, bounded)
         if not bool(torch.isfinite(total).all()):
             rows = torch.isfinite(bounded).all(dim=1, keepdim=True)
-            total = torch.einsum("k,kd->d", shares, bounded.double().where(rows, 0.0))
+            total = torch.einsum("k,kd->d", shares, bounded.where(rows, 0.0))
         size = self.privacy.cohort_size
         vector = total + self._noise(self._owed(report), report) / size
         vector = on_grid(vector, self._deviation(report) / size)
         kept = torch.ones(len(updates), dtype=torch.bool)
-        return Aggregate(vector.to(bounded.dtype), shares, kept, 0)
+        return Aggregate(vector.to(updates.dtype), shares, kept, 0)
 
     def own_values(self) -> dict[str, Any]:
         """Which ledger it is, what it holds at least, and which run charges it: another must not

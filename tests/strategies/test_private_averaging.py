@@ -365,6 +365,42 @@ def test_max_epsilon_stops_before_the_round_that_would_pass_it(tmp_path: Path) -
     assert one < limit
 
 
+def test_a_ledger_that_begins_anew_is_told_in_a_project_of_one_s_own(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A name with a typo, or another working folder: nothing is spent yet, by that file."""
+    for told in (True, False):
+        caplog.clear()
+        strategy = DPFedAvg(plan(), local_rate=LR, ledger=tmp_path / "ledger.json")
+        strategy.start(grid(), state_of(START), num_rounds=1, timeout=20)
+        line = f"ledger {tmp_path.resolve()}/ledger.json does not exist: a new one begins there"
+        assert (line in caplog.text) == told
+
+
+@pytest.mark.parametrize("kind", [DPFedAvg, DPNormFedAvg])
+@pytest.mark.parametrize("bound", [0.1, 0.7, 3.0])
+def test_no_row_that_is_added_up_is_longer_than_c(
+    kind: type[PrivateAveraging], bound: float
+) -> None:
+    """Rounded to float32 once it was bounded, a row can be longer than C by 6e-8: the figures are
+    for C, and without sampling they are exact."""
+    lengths: list[float] = []
+
+    class Watched(kind):  # type: ignore[misc, valid-type]
+        def bound(self, *arguments: Any) -> torch.Tensor:
+            rows = super().bound(*arguments)
+            lengths.extend(torch.linalg.vector_norm(rows.double(), dim=1).tolist())
+            return rows
+
+    rng = np.random.default_rng(4)
+    over = grid(update=lambda w: 10 * rng.standard_normal(w.shape))
+    everybody = plan(clip_norm=ClipNorm(bound), participation=FullParticipation())
+    strategy = Watched(everybody, local_rate=LR, num_clients=CLIENTS, start_timeout=2.0)
+    moved(strategy, over, rounds=3)
+    assert len(lengths) == 3 * CLIENTS
+    assert max(lengths) <= bound * (1 + 1e-12)
+
+
 def test_a_ledger_is_continued(tmp_path: Path) -> None:
     path = tmp_path / "ledger.json"
     for runs in (1, 2):
