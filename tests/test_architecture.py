@@ -1,0 +1,87 @@
+"""docs/architecture.md names what is there."""
+
+import ast
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+# `FILE.py: NAME`, and names alone after "FILE.py: its row in".
+PLACES = sorted(set(re.findall(r"`([\w/]+\.py): ([\w.]+)`", PAGE)))
+FILES = sorted(set(re.findall(r"`((?:[\w-]+/)*[\w.-]+\.(?:py|md|toml)|(?:[\w-]+/)+)(?::|`)", PAGE)))
+# What a run leaves, and what is made when it is needed.
+OF_RUNS = {"config.toml", "checkpoints/", "posterior/", "state/"}
+
+
+def names_in(path: Path) -> set[str]:
+    """Functions, classes with their methods, and constants at the top of a module."""
+    found = set()
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found.add(node.name)
+        if isinstance(node, ast.ClassDef):
+            methods = (part for part in node.body if isinstance(part, ast.FunctionDef))
+            found |= {f"{node.name}.{method.name}" for method in methods}
+        if isinstance(node, ast.Assign):
+            found |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            found.add(node.target.id)
+    return found
+
+
+def test_the_page_names_many_places() -> None:
+    assert len(PLACES) > 40
+    assert len(FILES) > 60
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if name not in OF_RUNS])
+def test_a_file_that_the_page_names_exists(name: str) -> None:
+    path = ROOT / name
+    assert path.is_dir() if name.endswith("/") else path.is_file()
+
+
+@pytest.mark.parametrize(("file", "name"), PLACES)
+def test_a_function_that_the_page_names_is_in_its_file(file: str, name: str) -> None:
+    assert name in names_in(ROOT / file)
+
+
+# (file, what the page says is in it without naming the file beside it)
+TABLES = (
+    ("strategies/aggregation/__init__.py", "RULES"),
+    ("settings/catalogue.py", "GUARANTEES"),
+    ("settings/catalogue.py", "AlgorithmName"),
+    ("settings/catalogue.py", "CLIPPING_ALGORITHMS"),
+    ("settings/catalogue.py", "PRIVATE_ALGORITHMS"),
+    ("server_app/build.py", "ALGORITHMS"),
+    ("client_app/configured_rule.py", "_RULES"),
+    ("tasks/problem.py", "_LOADERS"),
+    ("attacks/misbehaviour.py", "REPLY_ATTACKS"),
+    ("attacks/registry.py", "_VECTORS"),
+    ("attacks/registry.py", "_SHARED_RANDOMNESS"),
+    ("attacks/registry.py", "_ABSENCES"),
+    ("recording/resume.py", "_FREE"),
+)
+
+
+@pytest.mark.parametrize(("file", "name"), TABLES)
+def test_a_table_that_takes_a_row_is_where_the_page_says(file: str, name: str) -> None:
+    (paragraph,) = [part for part in re.split(r"\n(?=\d\. )|\n\n", PAGE) if f"`{name}`" in part]
+    assert f"`{file}`" in paragraph
+    assert name in names_in(ROOT / file)
+
+
+def test_every_table_is_checked() -> None:
+    tables = set(re.findall(r"`(_?[A-Z][A-Z_]{3,})`", PAGE)) - {"SERVER"}
+    assert tables == {name for _, name in TABLES if name.isupper()}
+
+
+def test_the_rooms_are_those_of_the_linter() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    layers = project["tool"]["importlinter"]["contracts"][0]["layers"]
+    block = re.search(r"```text\n(.*?)```", PAGE, re.DOTALL)
+    assert block is not None
+    rooms = [re.split(r" {2,}", line)[0] for line in block[1].splitlines()]
+    assert rooms == layers
