@@ -188,6 +188,12 @@ def _refusals(config: Keys) -> list[tuple[bool, str]]:
             "client: a Byzantine client adds no noise; set noise-location = server",
         ),
         (
+            config.collusion and config.num_byzantine > 1 and not at_clients,
+            f"collusion = true breaks the claim with num-byzantine = {config.num_byzantine}: one "
+            "client's data would stand in the messages of all that share its update; set "
+            "collusion = false",
+        ),
+        (
             config.omniscient and config.num_byzantine > 0,
             "omniscient = true breaks the claim: the attacker sees the honest updates; set "
             "omniscient = false",

@@ -50,6 +50,11 @@ DP: dict[str, Any] = {
             "set noise-location = server",
         ),
         (
+            {"num-byzantine": 2, "attack": "mimic"},
+            "collusion = true",
+            "set collusion = false",
+        ),
+        (
             {"omniscient": True, "num-byzantine": 1, "attack": "baruch"},
             "omniscient = true",
             "set omniscient = false",
