@@ -163,7 +163,7 @@ def test_flwr_run_in_a_checkout_sends_the_components_alone(
     checkout, staged = tmp_path / "checkout", tmp_path / "staged"
     environments = shutil.ignore_patterns(".*", "deployment", "runs")
     shutil.copytree(repository, checkout, symlinks=True, ignore=environments)
-    sent = {}
+    sent: dict[Path, set[str]] = {}
     for app in (checkout, stage_app(APP_ROOT, COMPONENTS, staged)):
         monkeypatch.setenv("FLWR_HOME", str(tmp_path / f"home-{len(sent)}"))
         folder = install_from_fab(build_fab_from_disk(app), None, skip_prompt=True)

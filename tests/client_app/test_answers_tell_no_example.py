@@ -44,7 +44,7 @@ def client(folder: Path) -> Client:
 
 def asked(config: RunConfig, change: Callable[[str, np.ndarray], np.ndarray]) -> Message:
     message = train_message(config, 1)
-    sent = message.content["arrays"]
+    sent = message.content.array_records["arrays"]
     arrays = {name: encode(change(name, array.numpy())) for name, array in sent.items()}
     message.content["arrays"] = ArrayRecord(arrays)
     return message

@@ -21,21 +21,21 @@ from blackthorn.tasks.datasets import Examples
 from blackthorn.tasks.problem import Problem, load_problem
 from blackthorn.tasks.shards import ExampleShard
 
-OWN = {"task": "own-data", "input-shape": "4", "num-classes": 2, "num-clients": 1}
-SAMPLE = {
+OWN: dict[str, Any] = {"task": "own-data", "input-shape": "4", "num-classes": 2, "num-clients": 1}
+SAMPLE: dict[str, Any] = {
     "local-dp-sgd": True,
     "dp-sgd-noise-multiplier": 20.0,
     "dp-sgd-sample-rate": 0.25,
     "batch-size": 8,
 }
-CLIENT = {"algorithm": "dp-fedavg", "clip-norm": 1.0, "noise-multiplier": 2.0}
-CLAIMS = {
+CLIENT: dict[str, Any] = {"algorithm": "dp-fedavg", "clip-norm": 1.0, "noise-multiplier": 2.0}
+CLAIMS: dict[str, dict[str, Any]] = {
     "sample": SAMPLE,
     "client": CLIENT,
     "both": {**CLIENT, **SAMPLE},
     "clips": {"algorithm": "ce-fedavg", "clip-norm": 1.0, "instruments": True, **SAMPLE},
 }
-NO_CLAIM = {
+NO_CLAIM: dict[str, dict[str, Any]] = {
     "no privacy": {},
     "seeded": {**SAMPLE, "insecure-seeded-noise": True},
     "not claimed": {**SAMPLE, "claim-privacy": False},
@@ -202,7 +202,7 @@ def test_a_path_is_never_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize("claim", CLAIMS)
 def test_nothing_is_held_out_for_what_may_not_be_said(tmp_path: Path, claim: str) -> None:
     """A random split of n examples is another one of n + 1: all of training would move."""
-    node = {"client-id": 0, "data-path": data(tmp_path, 33)}
+    node: dict[str, Any] = {"client-id": 0, "data-path": data(tmp_path, 33)}
     client = load_node_client(make_config({**OWN, **CLAIMS[claim]}), node)
     assert client.held_out is None
     assert client.shard.num_examples == 33

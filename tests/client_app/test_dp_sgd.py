@@ -328,7 +328,7 @@ def test_every_client_reports_its_own_epsilon(tmp_path: Path) -> None:
 
 
 def test_under_a_client_level_claim_they_are_the_operators(tmp_path: Path) -> None:
-    options = {"algorithm": "dp-fedavg", "clip_norm": 1.0, "noise_multiplier": 2.0}
+    options: dict[str, Any] = {"algorithm": "dp-fedavg", "clip_norm": 1.0, "noise_multiplier": 2.0}
     run(tmp_path, num_server_rounds=1, instruments=False, **options, **DP)
     assert "sample_epsilon" not in read_metrics(tmp_path)[1]
     last = json.loads((tmp_path / "operator.jsonl").read_text().splitlines()[-1])

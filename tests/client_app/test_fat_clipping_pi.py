@@ -27,7 +27,7 @@ def module_and_shards(name: str) -> tuple[nn.Module, list[ExampleShard]]:
     rng = np.random.default_rng(5)
     if name == "lstm":
         module = build_char_lstm("char-lstm-12", (10,), CLASSES, seed=1)
-        xs = [rng.integers(0, CLASSES, (n, 10), dtype=np.uint8) for n in SIZES]
+        xs: list[np.ndarray] = [rng.integers(0, CLASSES, (n, 10), dtype=np.uint8) for n in SIZES]
     else:
         module = build_model({"mlp": "mlp-16-8", "cnn": "cnn"}[name], (1, 8, 8), CLASSES, seed=1)
         # Large inputs, so that most gradients are longer than the threshold.
@@ -73,7 +73,7 @@ def plain_loop(module: nn.Module, shard: ExampleShard, client: int, spec: LocalS
         clipped_steps += factor < 1
         with torch.no_grad():
             for parameter, gradient in zip(parameters, gradients, strict=True):
-                parameter -= spec.learning_rate * factor * gradient
+                parameter.sub_(spec.learning_rate * factor * gradient)
     assert clipped_steps > 0, "the threshold never mattered"
     return torch.cat([parameter.detach().reshape(-1) for parameter in parameters])
 

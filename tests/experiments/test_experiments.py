@@ -124,7 +124,8 @@ def local_gradients(w: np.ndarray, seed: int, rate: float, steps: int) -> np.nda
 
 def test_the_quadratic_s_minimum_and_its_curvature() -> None:
     task, offset, minimum = private_quadratic.problem_of(3)
-    gradient = sum(a.T @ (a @ minimum - b) for a, b in zip(task.a, task.b, strict=True))
+    gradients = [a.T @ (a @ minimum - b) for a, b in zip(task.a, task.b, strict=True)]
+    gradient = torch.stack(gradients).sum(dim=0)
     assert float(gradient.abs().max()) < 1e-9
     assert 0 <= float(offset.min()) < float(offset.max()) <= 1
     # E tr(A_i A_iᵀ) = 200 · 20 / 20² = 10; the rows are √20 times A_i's columns, their mean 1/20.

@@ -120,7 +120,7 @@ def test_an_answer_of_more_bytes_than_twice_its_message_is_refused(guarded: Flee
     guarded.send(peer, 1000)
     with pytest.raises(grpc.RpcError) as caught:
         guarded.answer(peer, 10**6)
-    assert "an answer of more than" in caught.value.details()  # type: ignore[attr-defined]
+    assert "an answer of more than" in caught.value.details()
     assert guarded.refused(peer) == {"bytes": 1}
 
 
@@ -157,7 +157,7 @@ def test_what_a_node_confirms_is_its_own(guarded: Fleet, rogue: Peer) -> None:
             message_object_id=rogue.others_message,
         )
         stub.ConfirmMessageReceived(request, timeout=20)
-    assert "to confirm a message to node" in caught.value.details()  # type: ignore[attr-defined]
+    assert "to confirm a message to node" in caught.value.details()
     assert guarded.refused(rogue) == {"other's message": 1}
 
 
@@ -170,7 +170,7 @@ def pull_object(fleet: Fleet, peer: Peer, object_id: str) -> str:
         try:
             return f"found: {stub.PullObject(request, timeout=20).object_found}"
         except grpc.RpcError as refused:
-            return str(refused.details())  # type: ignore[attr-defined]
+            return str(refused.details())
 
 
 def ids_of(fleet: Fleet, message_id: str) -> list[str]:
@@ -281,7 +281,7 @@ def test_what_an_upload_is_told_does_not_tell_what_is_there(guarded: Fleet) -> N
             )
             with pytest.raises(grpc.RpcError) as refused:
                 stub.PushObject(upload, timeout=20)
-            told.add(str(refused.value.details()))  # type: ignore[attr-defined]
+            told.add(str(refused.value.details()))
     assert told == {"PushObject: an object that is not what its id says"}
 
 
@@ -365,7 +365,7 @@ def test_a_key_that_was_registered_a_moment_ago_is_let_in(guarded: Fleet) -> Non
                 guarded.node()
                 break
             except grpc.RpcError as error:
-                assert error.code() == grpc.StatusCode.UNAVAILABLE  # type: ignore[attr-defined]
+                assert error.code() == grpc.StatusCode.UNAVAILABLE
                 assert time.monotonic() - began < PROMPT_SECONDS
                 time.sleep(0.1)
 
@@ -394,15 +394,15 @@ def test_a_key_that_was_unregistered_is_told_so(guarded: Fleet) -> None:
         for _ in range(2):
             with pytest.raises(grpc.RpcError) as caught:
                 _beat(stub, peer)
-            assert caught.value.code() == grpc.StatusCode.UNAUTHENTICATED  # type: ignore[attr-defined]
+            assert caught.value.code() == grpc.StatusCode.UNAUTHENTICATED
 
 
 def test_a_stranger_is_told_that_its_key_is_not_registered(guarded: Fleet) -> None:
     """And not, as Flower says, that the node cannot be activated: so it is of a key in use, too."""
     with pytest.raises(grpc.RpcError) as caught:
         guarded.activate(guarded.stranger())
-    assert caught.value.code() == grpc.StatusCode.UNAUTHENTICATED  # type: ignore[attr-defined]
-    assert caught.value.details() == "a key that is not registered"  # type: ignore[attr-defined]
+    assert caught.value.code() == grpc.StatusCode.UNAUTHENTICATED
+    assert caught.value.details() == "a key that is not registered"
 
 
 def test_a_client_whose_clock_is_wrong_is_told_so(
@@ -413,8 +413,8 @@ def test_a_client_whose_clock_is_wrong_is_told_so(
     monkeypatch.setattr(signing, "now", lambda: date.now() + timedelta(hours=1))
     with peer.stub() as stub, pytest.raises(grpc.RpcError) as caught:
         _beat(stub, peer)
-    assert caught.value.code() == grpc.StatusCode.UNAUTHENTICATED  # type: ignore[attr-defined]
-    assert "a clock that differs from the server's" in caught.value.details()  # type: ignore[attr-defined]
+    assert caught.value.code() == grpc.StatusCode.UNAUTHENTICATED
+    assert "a clock that differs from the server's" in caught.value.details()
 
 
 def test_a_database_that_is_busy_makes_nobody_give_up(
@@ -429,7 +429,7 @@ def test_a_database_that_is_busy_makes_nobody_give_up(
     monkeypatch.setattr(guarded.state, "acknowledge_node_heartbeat", locked)
     with peer.stub() as stub, pytest.raises(grpc.RpcError) as caught:
         _beat(stub, peer)
-    assert caught.value.code() == grpc.StatusCode.UNAVAILABLE  # type: ignore[attr-defined]
+    assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
     assert guarded.refused(peer) == {}
 
 

@@ -94,7 +94,7 @@ def test_a_node_lets_go_of_a_message_whose_rest_is_not_there(tmp_path: Path, gon
         )
         with node.stub() as stub, pytest.raises(grpc.RpcError) as caught:
             stub.ConfirmMessageReceived(request, timeout=20)
-    assert caught.value.code() == grpc.StatusCode.FAILED_PRECONDITION  # type: ignore[attr-defined]
+    assert caught.value.code() == grpc.StatusCode.FAILED_PRECONDITION
 
 
 @pytest.mark.parametrize("database", [None, MEMORY], ids=["sqlite", "memory"])

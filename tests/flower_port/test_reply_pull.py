@@ -184,7 +184,12 @@ def test_an_unfinished_upload_is_waited_for_until_the_deadline_and_forgotten() -
 def test_a_part_that_is_uploaded_later_is_taken() -> None:
     message = order(3)
     looks: list[str] = []
-    link, _ = link_with(reply_to(message, 3), available=lambda i: looks.append(i) or len(looks) > 3)
+
+    def at_the_fourth_look(object_id: str) -> bool:
+        looks.append(object_id)
+        return len(looks) > 3
+
+    link, _ = link_with(reply_to(message, 3), available=at_the_fourth_look)
     assert pull(link, message) is not None
     assert len(looks) > 4
 

@@ -9,7 +9,7 @@ from rich.console import Console
 from safetensors.numpy import load_file
 
 from blackthorn.launch.commands.simulate import simulate
-from blackthorn.recording.run_folder import read_metrics
+from blackthorn.recording.run_folder import read_metrics, read_summary
 from blackthorn.settings.config import RunConfig, make_config
 from blackthorn.strategies.frame import Observer
 
@@ -48,6 +48,13 @@ def run(folder: Path, observers: Sequence[Observer] = (), **options: Any) -> lis
     """The lines of metrics.jsonl from round 1 on."""
     simulate(configuration(folder, **options), Console(quiet=True), observers=observers)
     return read_metrics(folder)[1:]
+
+
+def summary_of(folder: Path) -> dict[str, Any]:
+    """The summary of a run that has left one."""
+    summary = read_summary(folder)
+    assert summary is not None
+    return summary
 
 
 def private_run(folder: Path, console: Console | None = None, **options: Any) -> dict[str, Any]:

@@ -234,7 +234,8 @@ def _running_run(state: Any) -> tuple[int, int]:
     run_id: int = state.create_run(
         "app", "1", "hash", {}, NOOP_FEDERATION_ID, None, "aid", "flwr-serverapp"
     )
-    (task,) = state.get_tasks(run_ids=[run_id]) if run_id else ()
+    assert run_id
+    (task,) = state.get_tasks(run_ids=[run_id])
     assert state.claim_task(task.task_id) and state.activate_task(task.task_id)
     return run_id, task.task_id
 

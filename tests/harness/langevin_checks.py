@@ -4,6 +4,7 @@ code, and again on deliberately broken code, where they have to fail."""
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from linear_law import (
     Data,
@@ -52,7 +53,7 @@ def check_stationary_law(rho: float = 0.6) -> None:
 def check_shared_noise_is_shared() -> None:
     """At ρ = 1 without a gradient, clients end a round alike, wherever they are trained."""
     generators = [np.random.default_rng(i) for i in range(3)]
-    ended = []
+    ended: list[torch.Tensor] = []
     for clients in ([0, 1, 2], [1], [2, 0]):
         spec = LocalLangevin(
             Langevin(TAU, 1.0, 0.0),
@@ -108,10 +109,9 @@ def check_multiplicity() -> None:
     """Scheme I: θ = (1/S) Σ over S draws by p_c; a client drawn twice counts twice."""
     draws = [[2, 0, 2, 2], [1, 1, 1, 1], [0, 2, 1, 2]]
     scripted = ScriptedDraws(draws)
-    real = fed_langevin.participation_generator
-    fed_langevin.participation_generator = lambda *_: scripted
-    models = []
-    try:
+    models: list[np.ndarray] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fed_langevin, "participation_generator", lambda *_: scripted)
         strategy = FedLangevin(
             1.0,
             scheme="with-replacement",
@@ -120,11 +120,9 @@ def check_multiplicity() -> None:
             observers=[lambda report: models.append(report.model.double().numpy())],
         )
         strategy.start(enrolled_grid([10, 20, 70]), initial_model(), num_rounds=3, timeout=60.0)
-    finally:
-        fed_langevin.participation_generator = real
     w = vector_of(initial_model())
     for model, drawn in zip(models, draws, strict=True):
-        w = sum(trained(w, client) for client in drawn) / 4
+        w = np.mean([trained(w, client) for client in drawn], axis=0)
         np.testing.assert_allclose(model, w, rtol=2e-5, atol=2e-5)
     for asked in scripted.asked:
         assert (asked["population"], asked["size"], asked["replace"]) == (3, 4, True)

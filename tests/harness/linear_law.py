@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import pytest
 import torch
 
 from blackthorn.client_app import langevin_training
@@ -165,13 +166,12 @@ def run_rows(
         shared_seeds=range(len(clients)),
         own_noise=[Scripted(script) for script in own],  # type: ignore[misc]
     )
-    real = langevin_training.shared_noise
 
     def scripted(seed: int, _round: int, step: int, *_of_what: object) -> torch.Tensor:
         return torch.from_numpy(shared[seed, step])
 
-    langevin_training.shared_noise = scripted
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(langevin_training, "shared_noise", scripted)
         shards = shards_of(data)
         trained, _ = train_clients(
             FlatModel(LinearForm(data.dimension, 0.0), half_squared_error),
@@ -180,8 +180,6 @@ def run_rows(
             spec,
             [UNUSED] * len(clients),
         )
-    finally:
-        langevin_training.shared_noise = real
     return trained.numpy()
 
 

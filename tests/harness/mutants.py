@@ -1,7 +1,7 @@
 """A mutant of a module: its source with one change, in force for as long as a test looks at it."""
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import FunctionType, ModuleType
 
@@ -30,14 +30,15 @@ def mutated(module: ModuleType, *changes: tuple[str, str]) -> Iterator[None]:
             function.__code__ = codes[name]
 
 
-def _functions(names: dict[str, object], module: str) -> Iterator[tuple[str, FunctionType]]:
+def _functions(names: Mapping[str, object], module: str) -> Iterator[tuple[str, FunctionType]]:
     """The functions that ``module`` defines, and the methods of its classes, by qualified name."""
     for found in names.values():
         inner = vars(found).values() if inspect.isclass(found) else [found]
         if getattr(found, "__module__", None) != module:
             continue
         for one in inner:
-            plain = inspect.unwrap(_behind(one)) if callable(_behind(one)) else None
+            behind = _behind(one)
+            plain = inspect.unwrap(behind) if callable(behind) else None
             if isinstance(plain, FunctionType) and plain.__module__ == module:
                 yield plain.__qualname__, plain
 

@@ -23,7 +23,7 @@ from blackthorn.strategies.enrolment import CannotTakePart, read_enrolment
 
 def refusal(config: dict[str, bool | int | float | str], data: Path) -> CannotTakePart:
     """What client 3 answers the server under this run config."""
-    node = {"client-id": 3, "data-path": str(data)}
+    node: dict[str, bool | int | float | str] = {"client-id": 3, "data-path": str(data)}
     reply = app(Message(RecordDict(), 5, "query"), Context(77, 5, node, RecordDict(), config))
     with pytest.raises(CannotTakePart) as refused:
         read_enrolment(reply)

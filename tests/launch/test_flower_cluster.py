@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from process_watch import running, until
@@ -180,13 +181,11 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def new_cluster(
-    nodes: int | list[Node], folder: Path, app: Path, **options: object
-) -> FlowerCluster:
+def new_cluster(nodes: int | list[Node], folder: Path, app: Path, **options: Any) -> FlowerCluster:
     env = {"PYTHONPATH": str(app)}
     return FlowerCluster(
         nodes, folder, env=env, preload=["flwr.superlink.cli", "flwr.clientapp"], **options
-    )  # type: ignore[arg-type]
+    )
 
 
 @pytest.fixture(scope="module")
@@ -201,7 +200,9 @@ def cluster(app: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Flo
         yield cluster
 
 
-def run(cluster: FlowerCluster, app: Path, result: Path, **config: object) -> dict:
+def run(
+    cluster: FlowerCluster, app: Path, result: Path, **config: str | int | float
+) -> dict[str, Any]:
     values = {name.replace("_", "-"): value for name, value in config.items()}
     run_id = cluster.submit(app, {"result": str(result), **values}, parts=["tiny"])
     status = cluster.wait(run_id, deadline=90.0)
@@ -301,7 +302,7 @@ def test_a_run_past_its_deadline_is_stopped(
 
 
 def test_a_killed_client_process_is_dead_and_the_round_goes_on(app: Path, tmp_path: Path) -> None:
-    config = {"behaviour": "client-hangs", "num-server-rounds": 1, "patience": 8.0}
+    config: dict[str, Any] = {"behaviour": "client-hangs", "num-server-rounds": 1, "patience": 8.0}
     nodes = [Node(config={"leaves-a-process": True}), Node(), Node()]
     with new_cluster(nodes, tmp_path, app) as cluster:
         run_id = cluster.submit(app, {**config, "result": str(tmp_path / "r.json")})

@@ -93,6 +93,11 @@ def start(server: Path, function: str, folder: Path, *arguments: str) -> subproc
     )
 
 
+def first_line(stub: subprocess.Popen[str]) -> str:
+    assert stub.stdout is not None
+    return stub.stdout.readline()
+
+
 def test_a_forked_program_gets_everything_that_its_caller_gave(
     server: Server, tmp_path: Path
 ) -> None:
@@ -127,12 +132,12 @@ def test_failures_look_as_they_do_without_a_server(server: Server, tmp_path: Pat
 
 def test_a_killed_program_and_its_stub_die_together(server: Server, tmp_path: Path) -> None:
     stub = start(server[1], "sleep", tmp_path)
-    child = int(stub.stdout.readline())
+    child = int(first_line(stub))
     os.kill(child, signal.SIGKILL)
     assert stub.wait(10) == -signal.SIGKILL
 
     stub = start(server[1], "sleep", tmp_path)
-    child = int(stub.stdout.readline())
+    child = int(first_line(stub))
     assert running(child)
     stub.kill()
     stub.wait(10)
@@ -146,13 +151,13 @@ def test_a_killed_program_and_its_stub_die_together(server: Server, tmp_path: Pa
 
 def test_a_signal_arrives_once(server: Server, tmp_path: Path) -> None:
     stub = start(server[1], "count_signals", tmp_path)
-    stub.stdout.readline()
+    first_line(stub)
     stub.send_signal(signal.SIGTERM)
     assert stub.wait(20) == 11
 
     # Without a handler the program dies of the signal, and its stub says so.
     stub = start(server[1], "sleep", tmp_path)
-    stub.stdout.readline()
+    first_line(stub)
     stub.send_signal(signal.SIGTERM)
     assert stub.wait(20) == -signal.SIGTERM
 
@@ -160,7 +165,7 @@ def test_a_signal_arrives_once(server: Server, tmp_path: Path) -> None:
 def test_nothing_outlives_a_killed_server(server: Server, tmp_path: Path) -> None:
     process, _ = server
     stub = start(server[1], "sleep", tmp_path)
-    child = int(stub.stdout.readline())
+    child = int(first_line(stub))
     process.kill()
     process.wait(10)
     until(lambda: not running(child))
@@ -177,7 +182,7 @@ def test_a_terminated_server_lets_its_programs_end_then_ends_them(
 ) -> None:
     process, _ = server
     stub = start(server[1], "sleep", tmp_path)
-    child = int(stub.stdout.readline())
+    child = int(first_line(stub))
     started = time.monotonic()
     process.terminate()
     assert process.wait(10) == 0

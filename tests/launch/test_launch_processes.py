@@ -194,7 +194,12 @@ def test_a_staged_app_holds_only_what_the_nodes_need(tmp_path: Path) -> None:
 
 
 def test_any_value_survives_the_config_file(tmp_path: Path) -> None:
-    values = {"a-b": "a \"quoted\" = 'value' \\ ü\n", "n": -3, "x": 1e-9, "on": True}
+    values: dict[str, str | int | float | bool] = {
+        "a-b": "a \"quoted\" = 'value' \\ ü\n",
+        "n": -3,
+        "x": 1e-9,
+        "on": True,
+    }
     path = write_config(values, tmp_path / "c.toml")
     assert tomllib.loads(path.read_text(encoding="utf-8")) == values
     with pytest.raises(ValueError, match="config key 'a': None is not"):

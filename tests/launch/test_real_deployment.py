@@ -235,7 +235,7 @@ def test_on_the_clients_port_only_the_fleet_service_answers(federation: Federati
         for method, expected in calls.items():
             with pytest.raises(grpc.RpcError) as caught:
                 channel.unary_unary(method)(b"", timeout=10)
-            assert caught.value.code() == expected, method  # type: ignore[attr-defined]
+            assert caught.value.code() == expected, method
 
 
 def test_a_wrong_configuration_at_the_server_ends_with_2(

@@ -165,7 +165,7 @@ def test_clients_that_are_not_invited(tmp_path: Path) -> None:
 
 
 def test_under_a_claim_the_operator_alone_knows(tmp_path: Path) -> None:
-    options = {"algorithm": "dp-fedavg", "clip_norm": 1.0, "noise_multiplier": 1.0}
+    options: dict[str, Any] = {"algorithm": "dp-fedavg", "clip_norm": 1.0, "noise_multiplier": 1.0}
     run(tmp_path, instruments=False, report=True, attack="nan", num_byzantine=1, **options)
     assert not (tmp_path / "clients.jsonl").exists()
     assert read_history(tmp_path) is None

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from digits_runs import configuration, model
+from digits_runs import configuration, model, summary_of
 from real_deployment import COMMAND
 from rich.console import Console
 from safetensors.numpy import load_file
@@ -21,7 +21,7 @@ from safetensors.numpy import load_file
 from blackthorn.launch.commands.simulate import simulate
 from blackthorn.recording import run_states
 from blackthorn.recording.line_log import LineLog
-from blackthorn.recording.run_folder import read_metrics, read_summary
+from blackthorn.recording.run_folder import read_metrics
 from blackthorn.recording.state_files import FOLDER, Saved, read_saved
 from blackthorn.server_app.run import prepare
 from blackthorn.settings.config import ConfigError, RunConfig, make_config, read_recipe
@@ -177,25 +177,19 @@ def lines(folder: Path, name: str) -> list[dict[str, Any]]:
     return [{key: value for key, value in line.items() if key != "seconds"} for line in found]
 
 
-def summary(folder: Path) -> dict[str, Any]:
-    found = read_summary(folder)
-    assert found is not None
-    return found
-
-
 def same_end(one: Path, other: Path) -> None:
     """Bit for bit the same models and samples, and the same lines."""
     for pattern in ("checkpoints/*", "posterior/slot-*"):
         names = sorted(path.relative_to(one) for path in one.glob(pattern))
         assert names == sorted(path.relative_to(other) for path in other.glob(pattern))
-        for name in names:
-            states = load_file(one / name), load_file(other / name)
+        for path in names:
+            states = load_file(one / path), load_file(other / path)
             for key, value in states[0].items():
                 np.testing.assert_array_equal(value, states[1][key], strict=True)
     for name in ("metrics.jsonl", "operator.jsonl", "clients.jsonl"):
         assert lines(one, name) == lines(other, name)
     apart = {"wall_seconds", "resumed_after"}
-    ends = [{k: v for k, v in summary(f).items() if k not in apart} for f in (one, other)]
+    ends = [{k: v for k, v in summary_of(f).items() if k not in apart} for f in (one, other)]
     assert ends[0] == ends[1]
 
 
@@ -207,9 +201,9 @@ def test_every_system_ends_where_it_would_have_ended(
     assert read_metrics(dead)[-1]["round"] == KILLED
     run(settings(dead, resume=str(dead), **options))
     same_end(whole, dead)
-    assert summary(dead)["status"] == "completed"
-    assert summary(whole)["resumed_after"] == []
-    assert summary(dead)["resumed_after"] == [KILLED]
+    assert summary_of(dead)["status"] == "completed"
+    assert summary_of(whole)["resumed_after"] == []
+    assert summary_of(dead)["resumed_after"] == [KILLED]
     assert not (dead / FOLDER).exists()
 
 
@@ -218,12 +212,12 @@ def test_every_system_ends_where_it_would_have_ended(
 def test_whenever_it_dies(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, moment: Moment, every: int
 ) -> None:
-    options = {**BAYES, "state_every": every, "max_samples": 3}
+    options: dict[str, Any] = {**BAYES, "state_every": every, "max_samples": 3}
     whole, dead = killed_copy(monkeypatch, tmp_path, moment, after=4, **options)
     run(settings(dead, resume=str(dead), **options))
     same_end(whole, dead)
     last = 4 - every if moment == "before the state" else 4
-    assert summary(dead)["resumed_after"] == [last]
+    assert summary_of(dead)["resumed_after"] == [last]
 
 
 def test_it_dies_in_the_first_round_and_again_later(
@@ -241,7 +235,7 @@ def test_it_dies_in_the_first_round_and_again_later(
     run(settings(again, resume=str(again)))
     same_end(whole, dead)
     same_end(whole, again)
-    assert summary(again)["resumed_after"] == [0, 4]
+    assert summary_of(again)["resumed_after"] == [0, 4]
 
 
 def test_a_run_that_failed_goes_on_too(tmp_path: Path) -> None:
@@ -255,7 +249,7 @@ def test_a_run_that_failed_goes_on_too(tmp_path: Path) -> None:
     broken, whole = tmp_path / "broken", tmp_path / "whole"
     with pytest.raises(Cut):
         run(settings(broken), [cut])
-    assert summary(broken)["status"] == "failed"
+    assert summary_of(broken)["status"] == "failed"
     run(settings(broken, resume=str(broken)))
     run(settings(whole))
     same_end(whole, broken)
@@ -265,20 +259,20 @@ def test_states_not_in_every_round_are_cut_back_to(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Rounds 3 and 4 are done once more; a torn line is none."""
-    options = {"state_every": 2}
+    options: dict[str, Any] = {"state_every": 2}
     whole, dead = killed_copy(monkeypatch, tmp_path, after=KILLED, **options)
     with (dead / "metrics.jsonl").open("a") as stream:
         stream.write('{"round": 4, "accu')
     run(settings(dead, resume=str(dead), **options))
     same_end(whole, dead)
-    assert summary(dead)["resumed_after"] == [2]
+    assert summary_of(dead)["resumed_after"] == [2]
 
 
 def test_the_seed_of_the_shared_noise_stays(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Without langevin-seed it is the operating system's, drawn once a run."""
-    options = {**BAYES, "langevin_seed": -1, "shared_noise": 0.5}
+    options: dict[str, Any] = {**BAYES, "langevin_seed": -1, "shared_noise": 0.5}
     _, dead = killed_copy(monkeypatch, tmp_path, **options)
     seeds = [_shared_seed(dead)]
 
@@ -350,15 +344,15 @@ def test_the_ledger_survives_and_the_spending_goes_on(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, moment: Moment
 ) -> None:
     """A round that was charged and not yet on record is charged once more, never less."""
-    options = {"algorithm": "dp-normfedavg", **CLAIM}
+    options: dict[str, Any] = {"algorithm": "dp-normfedavg", **CLAIM}
     whole, dead = killed_copy(monkeypatch, tmp_path, moment, **options)
     run(settings(dead, resume=str(dead), **options))
     np.testing.assert_array_equal(model(whole), model(dead))
     charged = [sum(n for _, n in read_charges(f / "ledger.json")) for f in (whole, dead)]
     assert charged == [ROUNDS, ROUNDS + (moment == "before the state")]
     for folder, rounds in zip((whole, dead), charged, strict=True):
-        assert summary(folder)["privacy"]["rounds_charged"] == rounds
-        assert summary(folder)["privacy"]["rounds_of_earlier_runs"] == 0
+        assert summary_of(folder)["privacy"]["rounds_charged"] == rounds
+        assert summary_of(folder)["privacy"]["rounds_of_earlier_runs"] == 0
     if moment != "before the state":
         assert ledger(whole) == ledger(dead)
         same_end(whole, dead)
@@ -376,18 +370,18 @@ def test_a_resumed_run_keeps_within_its_budget(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """What is left after the kill pays for fewer rounds than were planned."""
-    options = {"algorithm": "dp-fedavg", **CLAIM}
+    options: dict[str, Any] = {"algorithm": "dp-fedavg", **CLAIM}
     whole, dead = killed_copy(monkeypatch, tmp_path, "before the state", **options)
-    limit = summary(whole)["privacy"]["epsilon"]
+    limit = summary_of(whole)["privacy"]["epsilon"]
     assert limit is not None
     budget = {**options, "max_epsilon": 1.001 * limit}
     shutil.rmtree(whole)
     shutil.rmtree(dead)
     _, dead = killed_copy(monkeypatch, tmp_path, "before the state", **budget)
     run(settings(dead, resume=str(dead), **budget))
-    assert summary(dead)["privacy"]["epsilon"] <= 1.001 * limit
-    assert summary(dead)["privacy"]["rounds_charged"] == ROUNDS
-    assert summary(dead)["rounds_completed"] == ROUNDS - 1
+    assert summary_of(dead)["privacy"]["epsilon"] <= 1.001 * limit
+    assert summary_of(dead)["privacy"]["rounds_charged"] == ROUNDS
+    assert summary_of(dead)["rounds_completed"] == ROUNDS - 1
 
 
 @pytest.mark.parametrize("older", [None, 1], ids=["missing", "older"])
@@ -395,7 +389,7 @@ def test_a_ledger_that_is_behind_the_state_is_refused(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, older: int | None
 ) -> None:
     """Going on with it would claim less than the run's models have cost."""
-    options = {"algorithm": "dp-fedavg", **CLAIM}
+    options: dict[str, Any] = {"algorithm": "dp-fedavg", **CLAIM}
     _, dead = killed_copy(monkeypatch, tmp_path, "before the state", **options)
     ledger = dead / "ledger.json"
     if older is None:
@@ -438,7 +432,7 @@ def test_a_torn_state_is_told_and_the_one_before_is_used(
         in capsys.readouterr().out
     )
     same_end(whole, dead)
-    assert summary(dead)["resumed_after"] == [KILLED - 1]
+    assert summary_of(dead)["resumed_after"] == [KILLED - 1]
     assert before.name.startswith(f"round-0000{KILLED - 1}-")
 
 
@@ -514,7 +508,7 @@ def test_more_rounds_and_other_deadlines_are_allowed(
     run(settings(dead, resume=str(dead), **other))
     run(settings(tmp_path / "at once", **longer))
     np.testing.assert_array_equal(model(dead), model(tmp_path / "at once"))
-    assert summary(dead)["rounds_completed"] == ROUNDS + 2
+    assert summary_of(dead)["rounds_completed"] == ROUNDS + 2
 
 
 @pytest.mark.parametrize(
@@ -574,4 +568,4 @@ def test_the_recipe_that_a_run_leaves_is_enough_to_go_on(died: Path, tmp_path: P
     shutil.copytree(died, folder)
     recipe = {**read_recipe(folder / "config.toml"), "output-dir": "", "resume": str(folder)}
     run(make_config(recipe))
-    assert summary(folder)["rounds_completed"] == ROUNDS
+    assert summary_of(folder)["rounds_completed"] == ROUNDS

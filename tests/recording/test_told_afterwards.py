@@ -20,7 +20,7 @@ from blackthorn.settings.rounding import upward
 from blackthorn.strategies import spent
 from blackthorn.strategies.accounting import Release
 
-COHORT = {
+COHORT: dict[str, Any] = {
     "participation": "fixed",
     "sample_rate": 1.0,
     "clients_per_round": 2,
@@ -61,7 +61,7 @@ def test_a_run_that_its_budget_ends_says_so_afterwards(
 def test_an_accountant_that_another_stands_in_for_is_told(
     accountant: str, told: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    options = {**COHORT, "accountant": accountant}
+    options: dict[str, Any] = {**COHORT, "accountant": accountant}
     summary = private_run(tmp_path, Console(width=500), report=True, **options)
     line = (
         "accountant prv is out of its range (it knows no cohorts drawn without replacement): "
@@ -163,7 +163,7 @@ def test_the_privacy_of_examples_is_told_where_the_run_ends(
     clients_too: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It is Opacus's figure for 3 rounds of 2 steps, and that of a client that trained in all."""
-    options = {
+    options: dict[str, Any] = {
         "instruments": False,
         "local_dp_sgd": True,
         "dp_sgd_sample_rate": 0.2,

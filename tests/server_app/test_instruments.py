@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from digits_runs import run
+from digits_runs import run, summary_of
 from rich.console import Console
 
 from blackthorn.launch.commands.recipes import recipe_config
 from blackthorn.launch.commands.simulate import simulate
-from blackthorn.recording.run_folder import RunFolder, read_metrics, read_summary, write_failure
+from blackthorn.recording.run_folder import RunFolder, read_metrics, write_failure
 from blackthorn.reporting.run_plots import draw_plots
 from blackthorn.reporting.run_record import read_record
 from blackthorn.server_app.instruments import Instruments
@@ -194,6 +194,7 @@ def test_a_runs_lines_hold_what_its_reports_say(tmp_path: Path) -> None:
     last = None
     for entry, seen in zip(entries, reports[1:], strict=True):
         measured = entry["instruments"]
+        assert seen.updates is not None
         u = seen.updates.double().numpy()
         norms = dict(enumerate(np.linalg.norm(u, axis=1)))
         assert measured["norm_gradient"] == {
@@ -230,7 +231,7 @@ def test_a_runs_lines_hold_what_its_reports_say(tmp_path: Path) -> None:
     assert drawn == {*PLOTS, *others}
     for name in PLOTS:
         assert (tmp_path / "plots" / name).read_bytes().startswith(b"\x89PNG")
-    assert read_summary(tmp_path)["catastrophic_failure"] is None
+    assert summary_of(tmp_path)["catastrophic_failure"] is None
 
 
 def test_few_clients_have_no_tail_index_and_no_plot_of_it(tmp_path: Path) -> None:
@@ -246,7 +247,7 @@ def test_instruments_can_be_left_out(tmp_path: Path) -> None:
     assert all("instruments" not in entry for entry in entries)
     drawn = {path.name for path in (tmp_path / "plots").iterdir()}
     assert drawn == {"accuracy.png", "loss.png", "clients.png", "phases.png"}
-    assert "catastrophic_failure" in read_summary(tmp_path)
+    assert "catastrophic_failure" in summary_of(tmp_path)
 
 
 def test_instruments_never_change_the_run(tmp_path: Path) -> None:
@@ -288,12 +289,12 @@ def test_the_failure_is_in_the_lines_and_in_the_summary(tmp_path: Path) -> None:
     for t, accuracy in enumerate([0.1, 0.6, 0.9, 0.12, 0.9]):
         folder(report(t, metrics={"accuracy": accuracy, "loss": 1.0}, evaluated_by="server"))
     assert folder.finish("completed")["catastrophic_failure"] == 3
-    assert read_summary(tmp_path)["catastrophic_failure"] == 3
+    assert summary_of(tmp_path)["catastrophic_failure"] == 3
     named = [entry.get("catastrophic_failure") for entry in read_metrics(tmp_path)]
     assert named == [None, None, None, 3, 3]
     (tmp_path / "summary.json").unlink()
     write_failure(tmp_path, config, "the server is gone")
-    assert read_summary(tmp_path)["catastrophic_failure"] == 3
+    assert summary_of(tmp_path)["catastrophic_failure"] == 3
 
 
 def test_clients_cannot_name_a_metric_like_an_instrument(tmp_path: Path) -> None:

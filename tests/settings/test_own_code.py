@@ -212,9 +212,9 @@ def test_files_go_with_a_bundle_and_are_found_on_the_module_path(
         "attack": "none",
     }
     with pytest.raises(ValueError, match="does not exist"):
-        own_function(changed["model"])
+        own_function(str(changed["model"]))
     monkeypatch.syspath_prepend(app)
-    assert own_function(changed["model"])((4,), 3)(torch.zeros(1, 4)).shape == (1, 3)
+    assert own_function(str(changed["model"]))((4,), 3)(torch.zeros(1, 4)).shape == (1, 3)
 
 
 @pytest.mark.deployment

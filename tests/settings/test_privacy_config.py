@@ -239,7 +239,7 @@ def keys_of(content: Any, path: tuple[str, ...] = ()) -> set[str]:
 def test_every_figure_that_a_run_leaves_has_a_row_that_says_against_whom(
     location: str, tmp_path: Path
 ) -> None:
-    steps = {"local_dp_sgd": True, "dp_sgd_sample_rate": 0.2, "batch_size": 10}
+    steps: dict[str, Any] = {"local_dp_sgd": True, "dp_sgd_sample_rate": 0.2, "batch_size": 10}
     private_run(tmp_path, noise_location=location, **steps, clip_norm=10.0)
     found = set()
     for path in tmp_path.rglob("*.json*"):
@@ -312,10 +312,16 @@ def test_noise_at_the_clients_says_what_the_server_learns(tmp_path: Path) -> Non
 
 def test_a_failed_run_does_not_say_how_many_replied(tmp_path: Path) -> None:
     """Krum needs five replies, and one of five clients fails."""
-    at_clients = {"noise_location": "client", "participation": "full", "sample_rate": 1.0}
-    failing = {"num_clients": 5, "num_byzantine": 1, "attack": "raise"}
+    options: dict[str, Any] = {
+        "noise_location": "client",
+        "participation": "full",
+        "sample_rate": 1.0,
+        "num_clients": 5,
+        "num_byzantine": 1,
+        "attack": "raise",
+    }
     with pytest.raises(RunFailed, match="no round changed the model"):
-        private_run(tmp_path, aggregator="krum", num_corrupt=1, **at_clients, **failing)
+        private_run(tmp_path, aggregator="krum", num_corrupt=1, **options)
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["reason"].endswith("why is in the run folder's operator.jsonl alone")
     assert summary["rounds_skipped"] is None
@@ -336,10 +342,14 @@ def test_a_robust_rule_claims_the_local_figure_alone(tmp_path: Path) -> None:
 def test_max_epsilon_ends_the_run_with_the_last_allowed_model(tmp_path: Path) -> None:
     two, three = (spent([(Release(2.0, 0.5), n)], 1e-5).epsilon for n in (2, 3))
     ledger = str(tmp_path / "ledgers" / "digits.json")
-    options = {"max_epsilon": (two + three) / 2, "num_server_rounds": 5, "ledger": ledger}
+    options: dict[str, Any] = {
+        "max_epsilon": (two + three) / 2,
+        "num_server_rounds": 5,
+        "ledger": ledger,
+    }
     summary = private_run(tmp_path / "one", checkpoint_every=1, **options)
     assert (summary["status"], summary["rounds_completed"]) == ("completed", 2)
-    assert summary["privacy"]["epsilon"] <= options["max_epsilon"]  # type: ignore[operator]
+    assert summary["privacy"]["epsilon"] <= options["max_epsilon"]
     last = model(tmp_path / "one", "round-00002")
     np.testing.assert_array_equal(model(tmp_path / "one"), last)
     # The budget is the clients', not the run's.
@@ -360,7 +370,7 @@ def test_seeded_noise_runs_the_same_twice(tmp_path: Path) -> None:
             summary = private_run(folder, noise_location=location, insecure_seeded_noise=True)
             assert summary["privacy"] is None
             models.append(model(folder))
-        np.testing.assert_array_equal(*models)
+        np.testing.assert_array_equal(models[0], models[1])
         private_run(tmp_path / location / "three", noise_location=location)
         assert np.abs(model(tmp_path / location / "three") - models[0]).max() > 1e-3
 

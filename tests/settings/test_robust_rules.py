@@ -86,6 +86,7 @@ def test_every_rule_and_every_mixing_changes_the_model(
     rounds: dict[tuple[str, str], RoundReport],
 ) -> None:
     for (one, a), (other, b) in itertools.combinations(rounds.items(), 2):
+        assert a.updates is not None and b.updates is not None
         assert torch.equal(a.updates, b.updates)
         assert (a.model - b.model).norm() > 1e-4 * a.model.norm(), (one, other)
 
@@ -133,9 +134,11 @@ def test_the_rules_own_keys(tmp_path: Path) -> None:
         got, aggregation.centered_clipping(updates, 1, radius=0.25, iterations=7).vector
     )
     assert not torch.equal(got, aggregation.centered_clipping(updates, 1).vector)
-    sizes = [model(f"b{size}", aggregator="median", pre_aggregator="bucketing", bucket_size=size)
-             for size in (2, 5)]  # fmt: skip
-    assert not torch.allclose(*sizes)
+    pairs, fives = (
+        model(f"b{size}", aggregator="median", pre_aggregator="bucketing", bucket_size=size)
+        for size in (2, 5)
+    )
+    assert not torch.allclose(pairs, fives)
 
 
 # What is refused.
@@ -299,7 +302,7 @@ def test_fewer_updates_than_a_bucket_holds_are_one_bucket() -> None:
     [
         (lambda: Buckets(0), "size = 0"),
         (lambda: RobustRule("medain", CorruptionBound(1)), "aggregator must be one of"),
-        (lambda: Rage(1, stop="never"), "stop = 'never'"),
+        (lambda: Rage(1, stop="never"), "stop = 'never'"),  # type: ignore[arg-type]
     ],
 )
 def test_what_makes_no_sense_is_refused_at_once(make: Any, message: str) -> None:

@@ -2,6 +2,7 @@
 
 import math
 import re
+from typing import Any
 
 import numpy as np
 import pytest
@@ -98,7 +99,7 @@ def test_the_noise_that_is_left_is_not_rounded_up() -> None:
 
 
 def test_the_report_shows_no_more_noise_than_there_is_and_the_delta_itself() -> None:
-    claim = {"epsilon": 1.0, "delta": 0.012345649, "claim": "a claim"}
+    claim: dict[str, Any] = {"epsilon": 1.0, "delta": 0.012345649, "claim": "a claim"}
     assert "δ = 0.012345649" in _claim("a client", claim)[1]
     privacy = {**claim, "noise_multiplier": 1.36400499, "sample_rate": 0.30000049}
     shown = dict(_clients_privacy(privacy))

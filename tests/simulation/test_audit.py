@@ -307,8 +307,14 @@ def test_the_lower_bound_finds_the_cheat(
 ) -> None:
     """Half of the noise is missed less than once in 1000 times: of 4000 draws of its two laws none
     was, and the margin was 1.5 with a deviation of 0.32."""
-    how = {"short_delta": 0.1, "build": build, "confidence": EACH_95}
-    result = audit(recipe(**options), canaries=10, runs=runs, **how)
+    result = audit(
+        recipe(**options),
+        canaries=10,
+        runs=runs,
+        short_delta=0.1,
+        build=build,
+        confidence=EACH_95,
+    )
     assert result.findings[1].refutes
     assert result.refuted
 

@@ -223,7 +223,7 @@ def test_a_library_that_fails_costs_tightness_and_nothing_else(
     with caplog.at_level(logging.WARNING, logger="blackthorn"):
         assert spent(charges, DELTA, "prv") == spent(charges, DELTA, "pld")
     assert "the figure is pld's" in caplog.text
-    monkeypatch.setattr(accounting, "composed_epsilon", lambda *_: broken(None, DELTA))  # type: ignore[arg-type]
+    monkeypatch.setattr(accounting, "composed_epsilon", lambda *_: broken(None, DELTA))
     with caplog.at_level(logging.WARNING, logger="blackthorn"):
         assert spent(charges, DELTA, "prv") == spent(charges, DELTA, "rdp")
     assert "the figure is rdp's" in caplog.text

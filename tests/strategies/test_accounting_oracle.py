@@ -242,7 +242,7 @@ def test_a_small_budget_with_sampling_asks_for_little_more_than_a_gaussian(
 def test_without_sampling_every_range_is_exact(z: float, rounds: int, delta: float) -> None:
     exact = gaussian_epsilon(z, rounds, delta) if z < 1e3 or delta < 1e-4 else 0.0
     for accountant in ("prv", "pld"):
-        figure = spent([(Release(z), rounds)], delta, accountant)  # type: ignore[arg-type]
+        figure = spent([(Release(z), rounds)], delta, accountant)
         assert figure.accountant == accountant
         assert exact <= figure.epsilon <= exact * (1 + 1e-6) + 1e-9
 
@@ -251,7 +251,7 @@ def test_unequal_rounds_without_sampling_are_one() -> None:
     charges = [(Release(3.0), 4), (Release(6.0), 20), (Release(9.0, drawn=(5, 5)), 9)]
     alone = 1 / math.sqrt(4 / 9 + 20 / 36 + 9 / 81)
     for accountant in ("prv", "pld"):
-        found = spent(charges, DELTA, accountant)  # type: ignore[arg-type]
+        found = spent(charges, DELTA, accountant)
         assert found.epsilon == pytest.approx(gaussian_epsilon(alone, 1, DELTA), rel=1e-9)
 
 

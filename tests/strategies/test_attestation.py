@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
-from memory_grid import DIMENSION, MemoryGrid, initial_model, quadratic_app, runs, vector_of
+from memory_grid import DIMENSION, Answer, MemoryGrid, initial_model, quadratic_app, runs, vector_of
 
 from blackthorn import attacks
 from blackthorn.attacks.rogue.behaviours import honest_reply
@@ -81,7 +81,7 @@ ENFORCED: dict[str, Make] = {
 
 
 def one_round(
-    make: Make, attests: bool = False, answer: Callable[[Message], Message] | None = None
+    make: Make, attests: bool = False, answer: Answer | None = None
 ) -> tuple[RoundReport, MemoryGrid]:
     """Two clients; `answer` in place of the first, of which nothing is known but its examples."""
     nodes = {
@@ -92,9 +92,7 @@ def one_round(
     grid = MemoryGrid(nodes)
     if answer is not None:
         honest = grid.nodes[10]
-        grid.nodes[10] = lambda m: (
-            answer(m) if m.metadata.message_type == "train" else honest(m)  # type: ignore[misc]
-        )
+        grid.nodes[10] = lambda m: (answer if m.metadata.message_type == "train" else honest)(m)
     strategy = make(local_rate=LR, num_clients=2, observers=[reports.append])
     strategy.start(grid, initial_model(), num_rounds=1, timeout=30.0)
     return reports[-1], grid
@@ -295,7 +293,7 @@ def order_of(kind: str) -> tuple[Any, Message, LocalRule]:
 
 
 def answered(config: Any, message: Message) -> Message:
-    node = {"partition-id": 1, "num-partitions": 3}
+    node: dict[str, Any] = {"partition-id": 1, "num-partitions": 3}
     return app(message, Context(1, 1001, node, RecordDict(), to_mapping(config)))
 
 
@@ -325,7 +323,7 @@ def test_our_client_app_attests_the_rule_of_its_configuration_and_no_other(kind:
 def test_a_liar_attests_too(name: str) -> None:
     """Attestation keeps out who does not know the rule, not who breaks it."""
     config, message, rule = order_of("fat-clipping-pi")
-    node = {"partition-id": 1, "num-partitions": 3}
+    node: dict[str, Any] = {"partition-id": 1, "num-partitions": 3}
     context = Context(1, 1001, node, RecordDict(), to_mapping(config))
     reply = attacks.byzantine_app(app, name)(message, context)
     assert Attestation(rule, 2).is_in(reply.content) == (name != "empty-record")

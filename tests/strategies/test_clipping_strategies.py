@@ -97,7 +97,7 @@ class ByHand:
         return self.run(lambda w, u, lr: self.clip(w - lr * u, bound) - w)
 
 
-RUN = {"local_lr": 0.4, "server_lr": 0.8, "local_lr_decay": 0.7}
+RUN: dict[str, Any] = {"local_lr": 0.4, "server_lr": 0.8, "local_lr_decay": 0.7}
 
 
 def by_hand(folder: Path) -> ByHand:

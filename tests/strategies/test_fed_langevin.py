@@ -1,6 +1,7 @@
 """FedLangevin on the server: who is drawn, what counts how often, what the clients are told."""
 
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from blackthorn.server_app.build import build_strategy
 from blackthorn.server_app.run import PreparedRun, execute, prepare
 from blackthorn.settings.config import ConfigError, RunConfig, make_config, to_mapping
 from blackthorn.simulation.engine import EngineGrid
-from blackthorn.strategies import FedLangevin, delivery, enrolment
+from blackthorn.strategies import FedLangevin, RoundReport, delivery, enrolment
 from blackthorn.tasks.problem import Problem, load_problem
 
 
@@ -33,12 +34,17 @@ def run(strategy: FedLangevin, grid: MemoryGrid, rounds: int = 3) -> np.ndarray:
     return vector_of(result.arrays)
 
 
+def averaged(w: np.ndarray, shares: Sequence[float]) -> np.ndarray:
+    """The clients' models after training from w, weighted by their shares."""
+    return np.stack([share * trained(w, c) for c, share in enumerate(shares)]).sum(axis=0)
+
+
 def test_full_participation_averages_by_the_enrolled_shares() -> None:
     """Every reply claims a thousand million examples, and changes nothing by it."""
     found = run(FedLangevin(0.5, num_clients=3), enrolled_grid([10, 20, 70]))
     w = vector_of(initial_model())
     for _ in range(3):
-        w = sum(p * trained(w, c) for c, p in enumerate((0.1, 0.2, 0.7)))
+        w = averaged(w, (0.1, 0.2, 0.7))
     np.testing.assert_allclose(found, w, rtol=2e-5, atol=2e-5)
 
 
@@ -92,27 +98,21 @@ def test_where_a_client_is_missing_the_others_stand_in() -> None:
     grid.nodes[101] = raises_once
     found = run(FedLangevin(0.5, num_clients=3), grid)
     w = vector_of(initial_model())
-    for p in ((0.1, 0.3, 0.6), (0.1 / 0.7, 0, 0.6 / 0.7), (0.1, 0.3, 0.6)):
-        w = sum(share * trained(w, c) for c, share in enumerate(p))
+    for shares in ((0.1, 0.3, 0.6), (0.1 / 0.7, 0, 0.6 / 0.7), (0.1, 0.3, 0.6)):
+        w = averaged(w, shares)
     np.testing.assert_allclose(found, w, rtol=2e-5, atol=2e-5)
 
 
 def cohorts(strategy: FedLangevin, counts: list[int], rounds: int) -> list[Counter[int]]:
     """How often every client counts in each round, from the weights of the reports."""
     seen: list[Counter[int]] = []
-    strategy._observers.append(
-        lambda report: seen.append(
-            Counter(
-                dict(
-                    zip(
-                        report.accepted,
-                        (report.weights * strategy._draws).round().int().tolist(),
-                        strict=True,
-                    )
-                )
-            )
-        )
-    )
+
+    def count(report: RoundReport) -> None:
+        assert report.weights is not None and strategy._draws is not None
+        counts = (report.weights * strategy._draws).round().int().tolist()
+        seen.append(Counter(dict(zip(report.accepted, counts, strict=True))))
+
+    strategy._observers.append(count)
     run(strategy, enrolled_grid(counts), rounds)
     return seen
 
@@ -260,7 +260,7 @@ def test_the_engine_samples_as_the_client_app_does(options: dict[str, Any]) -> N
     for client, (message, reply) in enumerate(
         zip(messages, grid.send_and_receive(messages), strict=True)
     ):
-        node = {"partition-id": client, "num-partitions": 4}
+        node: dict[str, Any] = {"partition-id": client, "num-partitions": 4}
         context = Context(1, 1, node, RecordDict(), to_mapping(config))
         expected, found = (vector(r.content) for r in (app(message, context), reply))
         sent = vector(message.content)
@@ -309,7 +309,9 @@ def test_classifiers_descend_the_summed_negative_log_posterior(model: str, tmp_p
     shards = problem.shards()
     assert len({shard.num_examples for shard in shards}) == 3
     state = {name: value.clone().requires_grad_() for name, value in problem.state().items()}
-    energy = sum(0.5 * precision * value.square().sum() for value in state.values())
+    energy = torch.zeros((), dtype=torch.float64)
+    for value in state.values():
+        energy = energy + 0.5 * precision * value.square().sum()
     for shard in shards:
         x, y = shard.batch(np.random.default_rng(0), 0)
         logits = torch.func.functional_call(problem.model.module, state, (x.double(),))

@@ -78,7 +78,7 @@ def test_only_a_running_serverapp_is_told(address: str) -> None:
         wrong = grpc.intercept_channel(plain, _Token("another"))
         with pytest.raises(grpc.RpcError) as caught:
             wrong.unary_unary(REPORT)(b"", timeout=10)
-        assert caught.value.code() == grpc.StatusCode.UNAUTHENTICATED  # type: ignore[attr-defined]
+        assert caught.value.code() == grpc.StatusCode.UNAUTHENTICATED
         assert GuardedLink().holders(GuardedGrid({}, wrong)) == {}
 
 

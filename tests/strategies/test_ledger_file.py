@@ -223,7 +223,7 @@ def test_a_ledger_in_use_is_known_before_any_client_is_asked(tmp_path: Path) -> 
     first = Ledger(plan(), path)
     first.charge(plan().release())
     with pytest.raises(LedgerInUse, match="in use by another run"):
-        DPFedAvg(plan(), ledger=path).start(Untouched(), None, num_rounds=1)  # type: ignore[arg-type]
+        DPFedAvg(plan(), ledger=path).start(Untouched(), None, num_rounds=1)
 
 
 def test_where_nothing_can_be_locked_nothing_is_charged(
@@ -241,7 +241,7 @@ def test_where_nothing_can_be_locked_nothing_is_charged(
 
 # What is in it.
 
-GOOD = {
+GOOD: dict[str, Any] = {
     "format": 1,
     "delta": 1e-5,
     "neighbours": "add-remove",
@@ -251,8 +251,9 @@ GOOD = {
 
 
 def bad_charges() -> Iterator[dict[str, Any]]:
-    (good,) = GOOD["charges"]  # type: ignore[misc]
-    for count in (-2, 0, 2.0, 2.5, "2", True, None, [], float("nan"), 10**400):
+    (good,) = GOOD["charges"]
+    counts: tuple[Any, ...] = (-2, 0, 2.0, 2.5, "2", True, None, [], float("nan"), 10**400)
+    for count in counts:
         yield {**good, "rounds": count}
     beyond = (0.0, 1.1e12, 1e200, 10**400)
     for multiplier in (-1.0, float("nan"), float("inf"), "2", True, None, *beyond):
@@ -270,7 +271,7 @@ def bad_charges() -> Iterator[dict[str, Any]]:
     [
         *({"charges": [bad]} for bad in bad_charges()),
         # Together they would add up to what is said, or to less than was spent.
-        {"charges": [{**GOOD["charges"][0], "rounds": n} for n in (5, -3)]},  # type: ignore[index]
+        {"charges": [{**GOOD["charges"][0], "rounds": n} for n in (5, -3)]},
         {"rounds": 1},
         {"rounds": None},
         {"rounds": 2.5},

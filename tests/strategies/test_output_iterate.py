@@ -8,11 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from digits_runs import configuration, model, run
+from digits_runs import configuration, model, run, summary_of
 from flwr.app import Array, ArrayRecord
 from scipy.stats import chisquare
 
-from blackthorn.recording.run_folder import read_summary
 from blackthorn.server_app.run import prepare
 from blackthorn.settings.config import ConfigError
 from blackthorn.strategies.output_iterate import IterateKeeper, OutputIterate, is_better
@@ -22,6 +21,13 @@ def exact_weights(contraction: Fraction, num_rounds: int) -> list[Fraction]:
     """(1 - c)^{1-t} over its sum, t = 1..T, in rational arithmetic."""
     raw = [(1 - contraction) ** (1 - t) for t in range(1, num_rounds + 1)]
     return [weight / sum(raw) for weight in raw]
+
+
+def drawn(output: OutputIterate, num_rounds: int, seed: int) -> int:
+    """The round that a random rule draws."""
+    found = output.draw(num_rounds, seed)
+    assert found is not None
+    return found
 
 
 # The law.
@@ -47,7 +53,7 @@ def test_a_million_rounds_do_not_overflow() -> None:
     assert weights.sum() == pytest.approx(1, rel=1e-12)
     # The geometric law's end: 1/2, 1/4, ... backwards.
     np.testing.assert_allclose(weights[::-1][:20], 0.5 ** np.arange(1, 21), rtol=1e-12)
-    assert 10**6 - 60 < OutputIterate("random-weighted", 0.5).draw(10**6, 3) <= 10**6
+    assert 10**6 - 60 < drawn(OutputIterate("random-weighted", 0.5), 10**6, 3) <= 10**6
 
 
 @pytest.mark.parametrize("contraction", [1e-15, 1 - 1e-15])
@@ -108,7 +114,7 @@ def accuracies(*values: float | None) -> list[dict[str, float]]:
 @pytest.mark.parametrize("seed", range(8))
 def test_w_t_is_the_model_with_which_round_t_begins(seed: int) -> None:
     output = OutputIterate("uniform")
-    assert keep(output, seed, accuracies(*[0.5] * 7)) == output.draw(6, seed) - 1
+    assert keep(output, seed, accuracies(*[0.5] * 7)) == drawn(output, 6, seed) - 1
 
 
 @pytest.mark.parametrize(
@@ -164,10 +170,10 @@ def initial(folder: Path, **options: Any) -> np.ndarray:
 def test_a_run_hands_out_the_drawn_iterate(
     tmp_path: Path, seed: int, options: dict[str, Any], output: OutputIterate
 ) -> None:
-    rounds = {"num_server_rounds": 4, "checkpoint_every": 1, "instruments": False}
+    rounds: dict[str, Any] = {"num_server_rounds": 4, "checkpoint_every": 1, "instruments": False}
     entries = run(tmp_path, seed=seed, **rounds, **options)
-    summary = read_summary(tmp_path)
-    expected = output.draw(4, seed) - 1
+    summary = summary_of(tmp_path)
+    expected = drawn(output, 4, seed) - 1
     assert summary["output_round"] == expected
     assert summary["rounds_completed"] == 4
     start = initial(tmp_path / "other", seed=seed)
@@ -186,7 +192,7 @@ def test_a_run_hands_out_the_best(tmp_path: Path) -> None:
     seen = [entry["accuracy"] for entry in entries]
     best = 1 + int(np.argmax(seen))
     assert best < 6, "the last is the best: nothing is tested"
-    summary = read_summary(tmp_path)
+    summary = summary_of(tmp_path)
     assert summary["output_round"] == best
     assert summary["final"]["accuracy"] == max(seen)
     np.testing.assert_array_equal(model(tmp_path), model(tmp_path, f"round-{best:05d}"))
@@ -194,7 +200,7 @@ def test_a_run_hands_out_the_best(tmp_path: Path) -> None:
 
 def test_the_last_is_the_default(tmp_path: Path) -> None:
     run(tmp_path, num_server_rounds=2, checkpoint_every=1, instruments=False)
-    assert read_summary(tmp_path)["output_round"] == 2
+    assert summary_of(tmp_path)["output_round"] == 2
     np.testing.assert_array_equal(model(tmp_path), model(tmp_path, "round-00002"))
 
 

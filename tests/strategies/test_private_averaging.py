@@ -411,8 +411,8 @@ def test_a_ledger_is_continued(tmp_path: Path) -> None:
         figure = strategy.figure()
         assert figure is not None
         assert figure.epsilon == spent([(plan().release(), 3 * runs)], 1e-5).epsilon
-    content = json.loads(path.read_text())
-    assert content["epsilon_rdp"] == pytest.approx(figure.epsilon)
+        content = json.loads(path.read_text())
+        assert content["epsilon_rdp"] == pytest.approx(figure.epsilon)
 
 
 @pytest.mark.parametrize(
@@ -464,7 +464,11 @@ def test_without_a_claim_there_is_no_figure(tmp_path: Path) -> None:
     # A ledger that would not be charged is refused, whatever keeps the figure from being claimed.
     robust = plan(noise_location="client", participation=PoissonParticipation(1.0))
     rule = RageFilter(CorruptionBound(1))
-    for unclaimed, options in ((plan(claim=False), {}), (robust, {"aggregator": rule})):
+    cases: list[tuple[PrivacyPlan, dict[str, Any]]] = [
+        (plan(claim=False), {}),
+        (robust, {"aggregator": rule}),
+    ]
+    for unclaimed, options in cases:
         with pytest.raises(ValueError, match=r"ledger = .* nothing would be charged to it"):
             DPFedAvg(unclaimed, local_rate=LR, ledger=path, **options)
     assert not path.exists()

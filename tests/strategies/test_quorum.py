@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from digits_runs import model
+from digits_runs import model, summary_of
 from digits_runs import run as simulate
 from flwr.app import Error, Message
 from memory_grid import (
@@ -25,7 +25,6 @@ from memory_grid import (
 
 from blackthorn.recording.client_history import read_history
 from blackthorn.recording.run_counts import Counts, failures_in
-from blackthorn.recording.run_folder import read_summary
 from blackthorn.settings.config import ConfigError, make_config
 from blackthorn.settings.derived import invited
 from blackthorn.strategies import GFedAvg, Rejection
@@ -41,7 +40,7 @@ def tired_in(rounds: Sequence[int], client: int) -> Answer:
     honest = runs(quadratic_app(client))
 
     def answer(message: Message) -> Message | None:
-        if int(message.content["config"]["server-round"]) in rounds:  # type: ignore[call-overload]
+        if message.content.config_records["config"]["server-round"] in rounds:
             return Message(Error(2, "tired"), reply_to=message)
         return honest(message)
 
@@ -98,7 +97,7 @@ def test_a_limit_below_one_is_refused() -> None:
 
 
 def test_a_run_below_its_quorum_says_why_in_its_summary(tmp_path: Path) -> None:
-    options = {
+    options: dict[str, Any] = {
         "num_byzantine": 2,
         "attack": "raise",
         "min_replies": 3,
@@ -107,8 +106,7 @@ def test_a_run_below_its_quorum_says_why_in_its_summary(tmp_path: Path) -> None:
     }
     with pytest.raises(NotEnoughReplies):
         simulate(tmp_path, **options)
-    summary = read_summary(tmp_path)
-    assert summary is not None
+    summary = summary_of(tmp_path)
     assert summary["status"] == "failed"
     assert summary["reason"].startswith("too few replies in 2 rounds in a row, up to round 2")
     assert "client 2: error 2: " in summary["reason"]
@@ -164,7 +162,7 @@ def test_a_reply_that_does_not_count_ends_no_round() -> None:
     assert [*reports[0].surplus, *(r.client for r in reports[0].rejected)] == [102]
 
 
-OVERSAMPLED = {
+OVERSAMPLED: dict[str, Any] = {
     "num_clients": 8,
     "participation": "fixed",
     "clients_per_round": 3,
@@ -180,8 +178,7 @@ def test_oversampling_in_a_simulation(tmp_path: Path) -> None:
         assert entry["rejected"] == []
     # Not always the same ones, nor those with the lowest ids.
     assert len({tuple(entry["surplus"]) for entry in entries}) > 1
-    summary = read_summary(tmp_path / "one")
-    assert summary is not None
+    summary = summary_of(tmp_path / "one")
     assert summary["clients"] == {"invited": 24, "replied": 12, "rejected": 0, "surplus": 12}
     totals = read_history(tmp_path / "one")
     assert totals is not None

@@ -37,7 +37,7 @@ def test_the_configuration_knows_what_there_is(key: str, names: tuple[str, ...])
 
 def test_an_unknown_task_or_dtype() -> None:
     with pytest.raises(ValueError, match="task 'chess' is unknown: allowed are digits, mnist"):
-        load_problem(SimpleNamespace(task="chess"))  # type: ignore[arg-type]
+        load_problem(SimpleNamespace(task="chess"))
     config = make_config({}).model_copy(update={"dtype": "float16"})
     with pytest.raises(ValueError, match="dtype is 'float16': allowed are float32, float64"):
         load_problem(config)

@@ -183,8 +183,8 @@ def test_a_node_draws_as_the_engine_does() -> None:
         context = Context(1, node, {"partition-id": client}, RecordDict(), to_mapping(config))
         reply = app(message, context)
         np.testing.assert_allclose(
-            reply.content["arrays"]["x"].numpy(),
-            engine.content["arrays"]["x"].numpy(),
+            reply.content.array_records["arrays"]["x"].numpy(),
+            engine.content.array_records["arrays"]["x"].numpy(),
             rtol=1e-12,
         )
 

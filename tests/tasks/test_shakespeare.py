@@ -175,6 +175,7 @@ def test_its_weights_are_the_seed_s_own() -> None:
 
 def test_the_last_state_decides() -> None:
     module = build_char_lstm("char-lstm-16", (80,), 80, seed=0).eval()
+    assert isinstance(module, CharLSTM)
     text = torch.arange(80).repeat(2, 1)
     text[1, 79] = 5
     logits = module(text)
