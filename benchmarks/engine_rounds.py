@@ -19,6 +19,7 @@ from blackthorn.simulation.engine import EngineGrid
 from blackthorn.strategies import GFedAvg
 from blackthorn.strategies.participation import FixedParticipation
 from blackthorn.strategies.reports import RoundReport
+from blackthorn.tasks.labelled import LabelledTask
 from blackthorn.tasks.problem import Problem, load_problem
 from blackthorn.tasks.shards import ExampleShard
 
@@ -28,7 +29,8 @@ class DealtProblem(Problem):
 
     def shards(self) -> list[ExampleShard]:
         """`examples-per-client` of the training examples each, in turn."""
-        train = self.task.train  # type: ignore[attr-defined]
+        assert isinstance(self.task, LabelledTask) and self.task.train is not None
+        train = self.task.train
         order = np.random.default_rng(0).permutation(len(train))
         count, size = self.config.num_clients, self.config.examples_per_client
         places = np.arange(count * size) % len(train)

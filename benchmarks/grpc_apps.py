@@ -5,10 +5,11 @@ Each writes the seconds of its rounds, from one global model to the next, into i
 
 import json
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
 
-from flwr.app import ArrayRecord, Context
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 
@@ -77,15 +78,19 @@ class _TimedFedAvg(FedAvg):
 
     clock = Clock()
 
-    def configure_train(self, server_round, *arguments):  # type: ignore[no-untyped-def]
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
         """As FedAvg's."""
         if server_round == 1:
             self.clock.note()
-        return super().configure_train(server_round, *arguments)
+        return super().configure_train(server_round, arrays, config, grid)
 
-    def aggregate_train(self, *arguments):  # type: ignore[no-untyped-def]
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """As FedAvg's."""
-        result = super().aggregate_train(*arguments)
+        result = super().aggregate_train(server_round, replies)
         self.clock.note()
         return result
 

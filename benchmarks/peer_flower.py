@@ -9,6 +9,7 @@ import logging
 import os
 import sys
 import time
+from collections.abc import Iterable
 from functools import cache
 
 import torch
@@ -60,9 +61,11 @@ class TimedFedAvg(FedAvg):
         super().__init__(fraction_train=fraction, fraction_evaluate=0.0)
         self.times = [time.perf_counter()]
 
-    def aggregate_train(self, *arguments, **options):  # type: ignore[no-untyped-def]
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """As FedAvg's."""
-        result = super().aggregate_train(*arguments, **options)
+        result = super().aggregate_train(server_round, replies)
         self.times.append(time.perf_counter())
         return result
 

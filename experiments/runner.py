@@ -145,7 +145,7 @@ def _chain_cost(own: Plan, cell: Cell) -> float:
 class _Here(Executor):
     """Does the work at once, in this process."""
 
-    def submit(self, fn, /, *args, **kwargs):  # type: ignore[no-untyped-def]
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         future: Future[Any] = Future()
         future.set_result(fn(*args, **kwargs))
         return future

@@ -13,6 +13,7 @@ import textwrap
 import tomllib
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -165,14 +166,14 @@ PROJECT = {
 }
 
 
-def call(*command: str | Path, **options: object) -> str:
+def call(*command: str | Path, **options: Any) -> str:
     """Standard output of a command that must succeed."""
     done = subprocess.run(
         [str(part) for part in command],
         capture_output=True,
         text=True,
         timeout=SECONDS,
-        **options,  # type: ignore[call-overload]
+        **options,
     )
     assert done.returncode == 0, f"{done.args}\n{done.stdout}\n{done.stderr}"
     return str(done.stdout)

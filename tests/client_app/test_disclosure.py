@@ -132,9 +132,12 @@ def engine_replies(config: RunConfig, problem: Problem, n: int) -> list[Message]
 def test_a_figure_without_a_row_is_not_said(claim: str) -> None:
     config = make_config({**OWN, **CLAIMS[claim]})
     metrics = MetricRecord({"client-id": 3, "num-examples": 50, "largest-pixel": 0.7})
-    told = {name: ConfigRecord({"name": "sgd"}) for name in ("attested", "rule", "notes")}
-    records = {"metrics": metrics, **told}
-    reply = disclosed(config, Message(RecordDict(records), 5, "train"))  # type: ignore[arg-type]
+    told = ("attested", "rule", "notes")
+    records: dict[str, ArrayRecord | MetricRecord | ConfigRecord] = {
+        "metrics": metrics,
+        **{name: ConfigRecord({"name": "sgd"}) for name in told},
+    }
+    reply = disclosed(config, Message(RecordDict(records), 5, "train"))
     assert dict(reply.content.metric_records["metrics"]) == {"client-id": 3, "num-examples": 1}
     assert set(reply.content) == {"metrics", "attested"}
 

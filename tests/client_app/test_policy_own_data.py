@@ -27,13 +27,13 @@ OWN = {"task": "own-data", "input-shape": "1,4,4", "num-classes": 8}
 DRAWN = ("update-norm",)
 
 
-def examples(n: int = 20) -> dict[str, np.ndarray]:
+def examples(n: int = 20) -> dict[str, Any]:
     """Labels 0 and 1."""
     x = np.random.default_rng(0).random((n, 1, 4, 4), dtype=np.float32)
     return {"x": x, "y": np.arange(n) % 2}
 
 
-def one_more(value: float, label: int) -> dict[str, np.ndarray]:
+def one_more(value: float, label: int) -> dict[str, Any]:
     """The same with one example that is like none of them."""
     few = examples()
     x = np.full((1, 1, 4, 4), value, dtype=np.float32)
@@ -43,9 +43,9 @@ def one_more(value: float, label: int) -> dict[str, np.ndarray]:
 NEIGHBOURS = [one_more(1.0, 7), one_more(3e38, 7), one_more(-3e38, 1), examples(1)]
 
 
-def client(folder: Path, data: dict[str, np.ndarray], policy: str = POLICY) -> Client:
+def client(folder: Path, data: dict[str, Any], policy: str = POLICY) -> Client:
     folder.mkdir()
-    np.savez(folder / "data.npz", **data)  # type: ignore[arg-type]
+    np.savez(folder / "data.npz", **data)
     one = Client(folder, policy)
     one.node["data-path"] = str(folder / "data.npz")
     return one
@@ -186,12 +186,12 @@ def test_an_example_that_is_not_what_the_policy_says_ends_the_client_before_any_
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-    data: dict[str, np.ndarray],
+    data: dict[str, Any],
     said: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("policy.toml").write_text(POLICY)
-    np.savez("data.npz", **data)  # type: ignore[arg-type]
+    np.savez("data.npz", **data)
     assert start(monkeypatch, ["data.npz"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert said in line
@@ -217,7 +217,7 @@ def test_a_policy_for_own_examples_says_what_they_are(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("policy.toml").write_text("max-sample-epsilon = 8.0\n")
-    np.savez("data.npz", **examples())  # type: ignore[arg-type]
+    np.savez("data.npz", **examples())
     assert start(monkeypatch, ["data.npz"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "must say what the examples of" in line
@@ -243,7 +243,7 @@ def test_a_cluster_with_a_policy_checks_its_clients_examples_as_well(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("policy.toml").write_text(policy)
-    np.savez("data.npz", **one_more(1.0, label))  # type: ignore[arg-type]
+    np.savez("data.npz", **one_more(1.0, label))
     kind = 'task = "own-data"\ninput-shape = "1,4,4"\nnum-classes = 8\nnum-clients = 1\n'
     Path("recipe.toml").write_text(kind)
     command = "blackthorn cluster recipe.toml --policy policy.toml --data data.npz"

@@ -1,6 +1,7 @@
 """Local training against plain loops of torch.nn and torch.optim.SGD, one client at a time."""
 
 import copy
+from typing import Any
 
 import numpy as np
 import pytest
@@ -226,9 +227,9 @@ def test_the_generator_of_a_client() -> None:
         ({"step_clip_norm": -1.0}, "clip norm is -1.0"),
     ],
 )
-def test_wrong_specs(values: dict[str, float], message: str) -> None:
+def test_wrong_specs(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        LocalSGD(**{"steps": 1, "batch_size": 1, "learning_rate": 0.1, **values})  # type: ignore[arg-type]
+        LocalSGD(**{"steps": 1, "batch_size": 1, "learning_rate": 0.1, **values})
 
 
 def test_wrong_calls() -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -155,8 +156,12 @@ def test_over_tls_a_run_outlives_its_containers(
         folder = one.run_folder("long")
         with ThreadPoolExecutor() as pool:
             run = pool.submit(one.make, "compose-run", one.recipe("long", STRUCK_ROUNDS))
+
+            def reached(finished: int) -> bool:
+                return last_round(folder) >= finished or run.done()
+
             for finished, strike in STRUCK.items():
-                until(lambda done=finished: last_round(folder) >= done or run.done(), SECONDS)  # type: ignore[misc]
+                until(partial(reached, finished), SECONDS)
                 assert not run.done(), run.result()
                 strike(one)
             said = run.result(SECONDS)

@@ -240,16 +240,22 @@ def quiet() -> Console:
     return Console(file=io.StringIO(), width=200)
 
 
+def text_of(console: Console) -> str:
+    """What a quiet console was told."""
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
 def test_a_paper_end_to_end_on_the_digits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("BLACKTHORN_DATA_DIR", raising=False)
     options = command.Options(Scale(quick=True, seeds=1), "failure", tmp_path, processes=1)
     people, result = quiet(), quiet()
     assert command.reproduce("fat-clipping", options, result, people)
-    said = people.file.getvalue()  # type: ignore[attr-defined]
+    said = text_of(people)
     assert "0 of 1 cells" in said
     assert "1 of 1 cells" in said
     assert "0:00:00 left" in said
-    assert "no MNIST" in result.file.getvalue()  # type: ignore[attr-defined]
+    assert "no MNIST" in text_of(result)
     page = (tmp_path / "report.html").read_text()
     assert "not checked: no MNIST" in page
     assert "blackthorn reproduce fat-clipping --quick --seeds 1" in page
@@ -257,7 +263,7 @@ def test_a_paper_end_to_end_on_the_digits(tmp_path: Path, monkeypatch: pytest.Mo
     assert page.count("Not measured yet") == 5
     people = quiet()
     assert command.reproduce("fat-clipping", options, quiet(), people)
-    assert "1 of 1 cells (1 kept from before)" in people.file.getvalue()  # type: ignore[attr-defined]
+    assert "1 of 1 cells (1 kept from before)" in text_of(people)
 
 
 def test_a_full_run_without_its_data_is_one_line(

@@ -14,10 +14,12 @@ from fleet_server import MEMORY, Fleet, answer_to, fleet
 from flwr.client.grpc_rere_client.node_auth_client_interceptor import NodeAuthClientInterceptor
 from flwr.common.serde import message_from_proto
 from flwr.proto import fleet_pb2, message_pb2
+from flwr.proto.fleet_pb2_grpc import FleetStub
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
 from flwr.proto.node_pb2 import Node
 from flwr.proto.run_pb2 import GetRunRequest
 from flwr.supercore import date
+from process_watch import until
 from sqlalchemy.exc import OperationalError
 
 from blackthorn.attacks.rogue.server_attacks import (
@@ -25,9 +27,11 @@ from blackthorn.attacks.rogue.server_attacks import (
     HELD,
     Peer,
     half_open,
+    many_ids,
     object_id,
     object_tree,
     push,
+    registrations,
     stalled_handshakes,
 )
 from blackthorn.flower_port.guard.limits import Limits
@@ -110,7 +114,7 @@ def test_an_honest_answer_passes(guarded: Fleet) -> None:
 
 def test_ids_are_counted_below_the_limit_of_bytes(guarded: Fleet, rogue: Peer) -> None:
     """400 ids are few bytes, but far more than the message needs: it has eight objects."""
-    outcome = ATTACKS["many-ids"](rogue, count=400)  # type: ignore[call-arg]
+    outcome = many_ids(rogue, count=400)
     assert "400 object ids, at most" in outcome
     assert guarded.refused(rogue) == {"object tree": 1}
 
@@ -328,14 +332,14 @@ def test_a_key_has_no_more_than_its_share(guarded: Fleet) -> None:
     with honest.stub() as stub, half_open(greedy, 100):
         for _ in range(5):
             _beat(stub, honest)
-        _until(lambda: guarded.refused(greedy).get("unfinished request", 0) == LIMITS.key_calls)
+        until(lambda: guarded.refused(greedy).get("unfinished request", 0) == LIMITS.key_calls)
     assert guarded.refused(greedy)["requests at a time"] >= 1
 
 
 def test_a_slow_upload_is_given_up(guarded: Fleet, rogue: Peer) -> None:
     uploading = threading.Thread(target=ATTACKS["slow-upload"], args=(rogue,), daemon=True)
     uploading.start()
-    _until(lambda: guarded.refused(rogue).get("unfinished request", 0) == 1)
+    until(lambda: guarded.refused(rogue).get("unfinished request", 0) == 1)
 
 
 @pytest.mark.parametrize("name", ["pings", "resets"])
@@ -351,7 +355,7 @@ def test_floods_end_with_their_connection(guarded: Fleet, rogue: Peer, name: str
 def test_registrations_are_refused_and_counted(guarded: Fleet) -> None:
     nodes = len(guarded.state.get_node_info())
     before = guarded.refused().get("unauthenticated", 0)
-    assert ATTACKS["registrations"](guarded.stranger(), count=50).startswith("0 of 50")  # type: ignore[call-arg]
+    assert registrations(guarded.stranger(), count=50).startswith("0 of 50")
     assert len(guarded.state.get_node_info()) == nodes
     assert guarded.refused()["unauthenticated"] - before >= 50
 
@@ -433,14 +437,7 @@ def test_a_database_that_is_busy_makes_nobody_give_up(
     assert guarded.refused(peer) == {}
 
 
-def _beat(stub: object, peer: Peer) -> None:
+def _beat(stub: FleetStub, peer: Peer) -> None:
     """A heartbeat that is answered at once."""
     request = SendNodeHeartbeatRequest(node=Node(node_id=peer.node_id), heartbeat_interval=60.0)
-    stub.SendNodeHeartbeat(request, timeout=PROMPT_SECONDS)  # type: ignore[attr-defined]
-
-
-def _until(condition: object, seconds: float = 30.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():  # type: ignore[operator]
-        assert time.monotonic() < end
-        time.sleep(0.05)
+    stub.SendNodeHeartbeat(request, timeout=PROMPT_SECONDS)

@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 import pytest
 import typer
+from typer.core import TyperGroup
 from typer.testing import CliRunner
 
 import blackthorn
@@ -33,7 +34,8 @@ PATHS = sorted(commands(ROOT))
 def command_at(path: tuple[str, ...]) -> click.Command:
     command: click.Command = ROOT
     for name in path:
-        command = command.commands[name]  # type: ignore[attr-defined]
+        assert isinstance(command, TyperGroup)
+        command = command.commands[name]
     return command
 
 

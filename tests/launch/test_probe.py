@@ -10,6 +10,7 @@ from pathlib import Path
 import grpc
 import pytest
 
+from blackthorn.launch.federation import certificates
 from blackthorn.launch.federation.addresses import Address
 from blackthorn.launch.federation.certs import make
 from blackthorn.launch.federation.probe import Refused, probe
@@ -105,14 +106,9 @@ def test_a_name_that_the_certificate_is_not_for(certs: Path) -> None:
 
 def make_for_a_name_alone(folder: Path) -> None:
     """A certificate that the loopback address is not in, as ours always is."""
-    from blackthorn.launch.federation import certificates
-
-    names = certificates.LOOPBACK_NAMES
-    try:
-        certificates.LOOPBACK_NAMES = ()  # type: ignore[assignment]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(certificates, "LOOPBACK_NAMES", ())
         make(folder, ["fl.example.org"], [])
-    finally:
-        certificates.LOOPBACK_NAMES = names
 
 
 def test_nobody_there_may_change() -> None:

@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -184,8 +185,12 @@ def survives_all(server: Server, repository: Path, name: str) -> None:
     """A run that meets one of FAULTS after each of its rounds ends as if it had met none."""
     folder, run = start_run(server, repository, name)
     faults = [name for name in FAULTS if name != "full-disk" or state_of(server).is_mount()]
+
+    def reached(finished: int) -> bool:
+        return last_round(folder) >= finished or ended(run)
+
     for finished, fault in enumerate(faults, start=1):
-        until(lambda done=finished: last_round(folder) >= done or ended(run), 180)  # type: ignore[misc]
+        until(partial(reached, finished), 180)
         assert last_round(folder) < ROUNDS, f"{fault}\n{told(server, run)}"
         FAULTS[fault](server, folder)
     check_whole(server, folder, run)

@@ -4,6 +4,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,8 +19,8 @@ def keeper(tmp_path: Path) -> Iterator[ProcessKeeper]:
     one.close()
 
 
-def python(name: str, code: str, **options: object) -> Program:
-    return Program(name, [sys.executable, "-I", "-S", "-c", code], {}, **options)  # type: ignore[arg-type]
+def python(name: str, code: str, **options: Any) -> Program:
+    return Program(name, [sys.executable, "-I", "-S", "-c", code], {}, **options)
 
 
 def test_a_program_that_ends_is_started_again_later_and_later(

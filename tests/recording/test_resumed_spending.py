@@ -28,6 +28,7 @@ from blackthorn.strategies import (
     Release,
     spent,
 )
+from blackthorn.strategies.accounting import Accountant
 from blackthorn.strategies.ledger import read_charges
 from blackthorn.strategies.reports import RoundReport
 
@@ -376,13 +377,13 @@ def test_an_earlier_run_has_spent_of_the_same_budget(
 
 
 @pytest.mark.parametrize("accountant", ["prv", "pld"])
-def test_whoever_accounts(tmp_path: Path, accountant: str) -> None:
+def test_whoever_accounts(tmp_path: Path, accountant: Accountant) -> None:
     options = {**BUDGET, "accountant": accountant}
     kill(tmp_path, options, at=2)
     summary = resume(tmp_path, options)
     assert summary["rounds_completed"] == ROUNDS - 1
     assert summary["privacy"]["epsilon"] <= 3.0
-    assert spent(read_charges(tmp_path / "ledger.json"), 1e-5, accountant).epsilon <= 3.0  # type: ignore[arg-type]
+    assert spent(read_charges(tmp_path / "ledger.json"), 1e-5, accountant).epsilon <= 3.0
 
 
 # Who has it.

@@ -2,6 +2,7 @@
 
 import logging
 import math
+from collections.abc import Callable
 from fractions import Fraction
 
 import dp_accounting
@@ -143,8 +144,9 @@ def test_a_fixed_cohort_is_never_poissons_figure() -> None:
     ("rounds", "rdp", "prv"), [(50, 1.664, 1.555), (100, 2.148, 2.012), (200, 2.876, 2.695)]
 )
 def test_calibration(rounds: int, rdp: float, prv: float) -> None:
-    for accountant, golden in (("rdp", rdp), ("prv", prv)):
-        z = calibrate_noise_multiplier(5.0, DELTA, 0.2, rounds, accountant)  # type: ignore[arg-type]
+    goldens: dict[Accountant, float] = {"rdp": rdp, "prv": prv}
+    for accountant, golden in goldens.items():
+        z = calibrate_noise_multiplier(5.0, DELTA, 0.2, rounds, accountant)
         assert z == pytest.approx(golden, rel=0.01)
     z = calibrate_noise_multiplier(5.0, DELTA, 0.2, rounds, "rdp")
     theirs = RdpAccountant()
@@ -253,9 +255,9 @@ def test_prv_leaves_cohorts_without_replacement_to_pld(caplog: pytest.LogCapture
         (lambda: calibrate_noise_multiplier(1.0, 2.0, 0.1, 1), "delta = 2"),
     ],
 )
-def test_wrong_values_are_one_line(wrong: object, said: str) -> None:
+def test_wrong_values_are_one_line(wrong: Callable[[], object], said: str) -> None:
     with pytest.raises(ValueError, match=said) as caught:
-        wrong()  # type: ignore[operator]
+        wrong()
     assert "\n" not in str(caught.value)
 
 

@@ -33,6 +33,7 @@ from blackthorn.strategies import (
 )
 from blackthorn.strategies.global_model import GlobalModel
 from blackthorn.strategies.local_rule import Attestation, LocalRule
+from blackthorn.strategies.privacy_plan import NoiseLocation
 from blackthorn.strategies.screening import RejectedReply, screen_reply
 from blackthorn.tasks.problem import load_problem
 
@@ -41,14 +42,14 @@ pytestmark = pytest.mark.usefixtures("fast_polling")
 LR = 0.25
 
 
-def plan(location: str = "client", claim: bool = True) -> PrivacyPlan:
+def plan(location: NoiseLocation = "client", claim: bool = True) -> PrivacyPlan:
     return PrivacyPlan(
         ClipNorm(1.0),
         noise_multiplier=1.0,
         num_clients=2,
         rounds=2,
         participation=PoissonParticipation(1.0),
-        noise_location=location,  # type: ignore[arg-type]
+        noise_location=location,
         claim=claim,
     )
 
@@ -132,8 +133,7 @@ def test_a_private_run_says_once_that_nobody_counts(caplog: pytest.LogCaptureFix
     for answer, hint in ((unaware, True), (raises, False)):
         for level, told in ((logging.INFO, 0), (logging.DEBUG, 4)):
             caplog.clear()
-            location = "client" if hint else "server"
-            strategy = DPFedAvg(plan(location), local_rate=LR, num_clients=2)
+            strategy = DPFedAvg(plan("client" if hint else "server"), local_rate=LR, num_clients=2)
             grid = MemoryGrid({10: answer, 11: answer})
             with caplog.at_level(level, logger="blackthorn"):
                 strategy.start(grid, initial_model(), num_rounds=2, timeout=30.0)

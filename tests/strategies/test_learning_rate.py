@@ -1,6 +1,7 @@
 """The local learning rate over the rounds."""
 
 import math
+from typing import Any
 
 import pytest
 
@@ -40,6 +41,6 @@ def test_on_a_plateau_it_decays_where_the_gain_is_known_and_small(
         ({"when": "sometimes"}, "'sometimes'"),
     ],
 )
-def test_values_out_of_range_are_refused(options: dict[str, float], message: str) -> None:
+def test_values_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        LocalRate(**options)  # type: ignore[arg-type]
+        LocalRate(**options)

@@ -23,12 +23,13 @@ from blackthorn.strategies import (
     delivery,
     enrolment,
 )
-from blackthorn.strategies.frame import FederatedStrategy
+from blackthorn.strategies.participation import Participation
+from blackthorn.strategies.privacy_plan import Neighbours, NoiseLocation
 from blackthorn.strategies.private_averaging import PrivateAveraging
 
 CLIENTS = 6
 TARGET = 12
-KINDS = {
+KINDS: dict[str, tuple[Participation, Neighbours]] = {
     "poisson": (PoissonParticipation(0.5), "add-remove"),
     "full": (FullParticipation(), "add-remove"),
     "fixed": (FixedParticipation(CLIENTS - 1), "replace-one"),
@@ -43,31 +44,33 @@ def fast_polling(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def messages_of_a_run(
-    system: type[PrivateAveraging], kind: str, location: Any, cohort: Sequence[int]
+    system: type[PrivateAveraging], kind: str, location: NoiseLocation, cohort: Sequence[int]
 ) -> list[Message]:
     """The train messages of two rounds that ask `cohort`."""
-
-    class Chosen(system):  # type: ignore[misc, valid-type]
-        def draw_cohort(self, clients: Sequence[int], server_round: int) -> list[int]:
-            super().draw_cohort(clients, server_round)
-            return list(cohort)
-
     participation, neighbours = KINDS[kind]
     plan = PrivacyPlan(
         ClipNorm(1.0),
         noise_multiplier=1.0,
         num_clients=CLIENTS,
         rounds=2,
-        participation=participation,  # type: ignore[arg-type]
-        neighbours=neighbours,  # type: ignore[arg-type]
+        participation=participation,
+        neighbours=neighbours,
         noise_location=location,
     )
     grid = MemoryGrid(
         {10 + i: runs(quadratic_app(i, 10, attests=True)) for i in range(CLIENTS)},
     )
-    strategy: FederatedStrategy = Chosen(plan, local_rate=0.25)
+    strategy = system(plan, local_rate=0.25)
+    draw = strategy.draw_cohort
+
+    def chosen(clients: Sequence[int], server_round: int) -> list[int]:
+        draw(clients, server_round)
+        return list(cohort)
+
     train_config = ConfigRecord({"seed": 3})
-    strategy.start(grid, initial_model(), num_rounds=2, timeout=30.0, train_config=train_config)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(strategy, "draw_cohort", chosen)
+        strategy.start(grid, initial_model(), num_rounds=2, timeout=30.0, train_config=train_config)
     return [m for m in grid.sent if m.metadata.message_type == "train"]
 
 
@@ -93,7 +96,7 @@ def test_nobody_can_guess_what_another_is_sent() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("system", [DPFedAvg, DPNormFedAvg])
 def test_a_client_is_told_the_same_whoever_else_is_asked(
-    system: type[PrivateAveraging], kind: str, location: str
+    system: type[PrivateAveraging], kind: str, location: NoiseLocation
 ) -> None:
     alone = messages_of_a_run(system, kind, location, [TARGET])
     among = messages_of_a_run(system, kind, location, range(11, 10 + CLIENTS))

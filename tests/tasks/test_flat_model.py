@@ -69,8 +69,8 @@ def by_autograd(
         if weight > 0
     ]
     loss = torch.stack(losses).sum()
-    loss.backward()
-    gradient = torch.cat([p.grad.flatten() for p in module.parameters()])  # type: ignore[union-attr]
+    gradients = torch.autograd.grad(loss, list(module.parameters()))
+    gradient = torch.cat([part.flatten() for part in gradients])
     return loss.detach(), gradient
 
 

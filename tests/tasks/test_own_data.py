@@ -3,6 +3,7 @@
 import pickle
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,8 +17,8 @@ from blackthorn.tasks.own_data import load_own_data
 SHAPE = (1, 4, 3)
 
 
-def write_npz(path: Path, **arrays: object) -> str:
-    np.savez(path, **arrays)  # type: ignore[arg-type]
+def write_npz(path: Path, **arrays: Any) -> str:
+    np.savez(path, **arrays)
     return str(path)
 
 

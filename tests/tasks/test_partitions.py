@@ -2,6 +2,7 @@
 
 from collections import Counter
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 import pytest
@@ -218,11 +219,11 @@ def test_two_majority_is_disjoint_as_long_as_the_pools_last() -> None:
     ],
 )
 def test_impossible_requests(
-    scheme: str, num_clients: int, options: dict[str, float], message: str
+    scheme: str, num_clients: int, options: dict[str, Any], message: str
 ) -> None:
     labels = np.repeat(np.arange(10), 3)
     with pytest.raises(ValueError, match=message) as error:
-        partition(labels, scheme, num_clients, 0, **options)  # type: ignore[arg-type]
+        partition(labels, scheme, num_clients, 0, **options)
     assert "\n" not in str(error.value)
 
 
