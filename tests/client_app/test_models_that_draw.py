@@ -91,8 +91,10 @@ def test_steps_draw_afresh() -> None:
     one, other = (_clipped_sum(model, start, examples, SPEC, seed)[0] for seed in (5, 6))
     assert not torch.equal(one, other)
     shard = ExampleShard(examples)
-    ends = [train_dp_sgd(model, start, shard, SPEC, SeededRandomness(3))[0] for _ in range(2)]
-    assert not torch.allclose(*ends)
+    once, again = (
+        train_dp_sgd(model, start, shard, SPEC, SeededRandomness(3))[0] for _ in range(2)
+    )
+    assert not torch.allclose(once, again)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -159,7 +159,7 @@ def test_an_announcement_tells_nobody_what_others_have_stored(
                 )
                 with pytest.raises(grpc.RpcError) as caught:
                     stub.PushObject(upload, timeout=20)
-            said.append(caught.value.details())  # type: ignore[attr-defined]
+            said.append(caught.value.details())
         assert said[0] == said[1]
         assert one.refused(spy) == {"object tree": 2}
 

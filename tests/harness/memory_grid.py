@@ -174,7 +174,8 @@ def quadratic_app(
         metrics = MetricRecord({"num-examples": num_examples, "train-loss": 0.5})
         content = RecordDict({"arrays": arrays, "metrics": metrics})
         if attests:
-            server_round = int(message.content["config"]["server-round"])
+            server_round = message.content.config_records["config"]["server-round"]
+            assert isinstance(server_round, int)
             attested = Attestation(LocalRule.of(message.content), server_round)
             content["attested"] = attested.record
         return Message(content, reply_to=message)
