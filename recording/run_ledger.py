@@ -10,7 +10,7 @@ from blackthorn.recording.rounds_on_record import mark_on_record, rounds_of_run_
 from blackthorn.recording.state_files import Saved
 from blackthorn.settings.config import ConfigError, RunConfig
 from blackthorn.settings.privacy_checks import has_central_claim
-from blackthorn.settings.rounding import upward
+from blackthorn.settings.rounding import exact, upward
 from blackthorn.strategies import Ledger, PrivacyPlan
 from blackthorn.strategies.ledger import LedgerInUse, mark_of
 from blackthorn.strategies.ledger_file import begins_anew, behind_links
@@ -51,7 +51,8 @@ class Standing:
     `rounds_of_run`: how many rounds have been charged to the run itself, `rounds_of_others` to
     others. `allowed`: after how many of its rounds the budget ends the run. `ledger`: its mark, by
     which a run that is resumed knows it again. `replaced_accountant`: what to tell where the figure
-    after these rounds is another accountant's than the configuration's.
+    after these rounds is another accountant's than the configuration's. `spent`: what to tell
+    of what the ledger holds before the run's next round: nothing else says it of a run that died.
     """
 
     rounds_of_run: int
@@ -59,6 +60,7 @@ class Standing:
     allowed: int
     ledger: Mapping[str, Any]
     replaced_accountant: str | None = None
+    spent: str | None = None
 
     def own(self) -> dict[str, Any]:
         """As a private strategy's `own_values`."""
@@ -98,7 +100,17 @@ def check_ledger(
         )
     other = ledger.replaced_accountant(plan.release(), left)
     of_run, of_others = ledger.rounds_of_run, ledger.rounds_of_others
-    return Standing(of_run, of_others, done + left, ledger.mark(), other)
+    return Standing(of_run, of_others, done + left, ledger.mark(), other, _spent(ledger, plan))
+
+
+def _spent(ledger: Ledger, plan: PrivacyPlan) -> str | None:
+    if not ledger.rounds:
+        return None
+    epsilon = upward(ledger.figure().epsilon, 4)
+    return (
+        f"spent so far, by its ledger: epsilon {epsilon} at delta {exact(plan.delta)} "
+        f"({ledger.rounds} rounds)"
+    )
 
 
 def _require_own(config: RunConfig, path: Path, ledger: Ledger, saved: Saved) -> None:

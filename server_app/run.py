@@ -79,6 +79,8 @@ class PreparedRun:
     def notes(self) -> list[str]:
         """What people are to know before it starts, a line each."""
         resumed = [] if self.saved is None else [how_it_goes_on(self.saved)]
+        if self.standing is not None and self.standing.spent is not None:
+            resumed.append(self.standing.spent)
         warned = [f"warning: {line}" for line in self.warnings]
         withheld = [_WITHHELD] if claims_privacy(self.config) else []
         return [*unused_settings(self.config), *resumed, *warned, *withheld]

@@ -1,6 +1,7 @@
 """What a run that was killed and resumed has spent: never less than it released, never more than
 its budget, and of nobody else."""
 
+import io
 import json
 import os
 import shutil
@@ -20,6 +21,7 @@ from blackthorn.recording.privacy import privacy_of_dead_run
 from blackthorn.recording.run_folder import read_metrics
 from blackthorn.recording.state_files import Saved
 from blackthorn.settings.config import ConfigError
+from blackthorn.settings.rounding import upward
 from blackthorn.strategies import (
     ClipNorm,
     Ledger,
@@ -100,6 +102,23 @@ def test_a_round_that_is_done_again_is_charged_again(tmp_path: Path) -> None:
     expected = spent([(Release(2.0, 0.5), ROUNDS + 2)], 1e-5).epsilon
     assert summary["privacy"]["epsilon"] == pytest.approx(expected)
     assert [e["rounds_charged"] for e in read_metrics(tmp_path)] == [0, 1, 2, 4, 6, 7]
+
+
+def test_what_a_run_that_died_has_spent_is_told_when_it_goes_on(tmp_path: Path) -> None:
+    """It left no summary; its ledger holds three rounds, and later runs are told of all."""
+    kill(tmp_path, NOISED, at=3)
+    said = io.StringIO()
+    resume(tmp_path, NOISED, Console(file=said, width=500))
+    epsilon = spent([(Release(2.0, 0.5), 3)], 1e-5).epsilon
+    line = f"spent so far, by its ledger: epsilon {upward(epsilon, 4)} at delta 1e-05 (3 rounds)"
+    assert line in said.getvalue().splitlines()
+    again, new = io.StringIO(), tmp_path / "new"
+    options = {**NOISED, "ledger": str(tmp_path / "ledger.json")}
+    start(new, options, Console(file=again, width=500))
+    assert f"({ROUNDS + 1} rounds)" in again.getvalue()
+    third = io.StringIO()
+    start(tmp_path / "other", NOISED, Console(file=third, width=500))
+    assert "spent so far" not in third.getvalue()
 
 
 def lost(folder: Path) -> None:
