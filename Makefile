@@ -67,8 +67,9 @@ $(DOCS_READY): $(READY)
 	@$(BIN)/python -m pip install -q -c constraints.txt --no-build-isolation -e ".[docs]"
 	@touch $(DOCS_READY)
 
+# Without --quiet, which would hide the warnings from --strict.
 docs: $(DOCS_READY)
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "the pages are in site/: begin with site/index.html"
 
 RECIPE ?= recipes/demo.toml

@@ -81,3 +81,10 @@ def test_a_page_of_the_library_has_every_public_name() -> None:
     named = re.findall(r"(?m)^::: blackthorn\.recording\.(\w+)$", site_pages.api_page("recording"))
     assert "run_folder" in modules
     assert set(named) == modules
+
+
+def test_warnings_are_errors_when_the_site_is_built() -> None:
+    """MkDocs counts no warning that --quiet keeps from its log."""
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    (command,) = re.findall(r"\$\(BIN\)/mkdocs (.*)", makefile)
+    assert command.split() == ["build", "--strict"]

@@ -54,6 +54,18 @@ def words_on_the_host(service: dict[str, Any]) -> list[str]:
     return words
 
 
+@pytest.mark.parametrize("option", ["-h", "--help"])
+def test_the_script_tells_its_help_without_an_engine(repository: Path, option: str) -> None:
+    command = repository / "docker" / "federation"
+    done, wrong = (
+        subprocess.run([command, word], capture_output=True, text=True, timeout=60, check=False)
+        for word in (option, "no-such-command")
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "docker/federation up " in done.stdout
+    assert (wrong.returncode, wrong.stdout, wrong.stderr) == (2, "", done.stdout)
+
+
 @pytest.fixture
 def policy(tmp_path: Path) -> Path:
     path = tmp_path / "policy.toml"
