@@ -231,7 +231,7 @@ def predict(
         Path | None,
         typer.Option(
             help="An .npz file for all predictions (probabilities, entropy; of posterior samples "
-            "also mutual_information and point); plots go beside it."
+            "also mutual_information and point); plots go beside it, else into RUN/predictions."
         ),
     ] = None,
     ood: Annotated[

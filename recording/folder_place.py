@@ -23,10 +23,12 @@ CHECKPOINTS = "checkpoints"
 SUMMARY = "summary.json"
 # TensorBoard's.
 EVENTS = "events.out.tfevents.*"
+# What `blackthorn predict` draws, of whatever examples it is given.
+PREDICTIONS = "predictions"
 # What a run leaves, apart from the user's own code: what may be handed on under a claim, and what
 # may not and is for its owner's eyes whether there is a claim or not.
 RELEASED = (CONFIG, METRICS, SUMMARY, CHECKPOINTS, "plots", "report.html", EVENTS)
-WITHHELD = (OPERATOR, "state", "ledger.json", "logs", "logs-*")
+WITHHELD = (OPERATOR, "state", "ledger.json", PREDICTIONS, "logs", "logs-*")
 _WRITTEN = (CONFIG, CLIENTS, OPERATOR, CHECKPOINTS, "plots", "report.html")
 
 

@@ -8,10 +8,12 @@ import numpy as np
 from rich.console import Console
 
 from blackthorn.launch.commands.posterior_lines import calibration_table
+from blackthorn.recording.folder_place import PREDICTIONS
 from blackthorn.reporting.calibration import Calibration, calibration
 from blackthorn.reporting.posterior_plots import plot_entropy, plot_reliability
 from blackthorn.reporting.prediction import Predictions, load_run, predict_with
 from blackthorn.settings.config import ConfigError
+from blackthorn.strategies.durable_file import private_folder
 from blackthorn.tasks.npz_file import read_npz
 from blackthorn.tasks.problem import Problem
 
@@ -24,9 +26,10 @@ def predict(
     """Predict the examples x of the .npz file `data`, and say how well where it has labels y.
 
     Writes `out` (.npz: probabilities, entropy; with posterior samples also mutual_information and
-    point, the final model's probabilities) where it is given, and
-    plots/reliability-*.png beside it or in the run folder; with `ood`, a file of examples from
-    elsewhere, the histogram of both entropies. Raises ConfigError with one line.
+    point, the final model's probabilities) where it is given, and reliability-*.png beside it or
+    in the run's predictions/, which is its owner's alone: the examples may be anybody's. With
+    `ood`, a file of examples from elsewhere, the histogram of both entropies. Raises ConfigError
+    with one line.
     """
     if out is not None and out.suffix != ".npz":
         raise ConfigError(f"--out {out} is not allowed: a name that ends in .npz")
@@ -46,8 +49,7 @@ def predict(
         models = "the final model"
     lines = [f"{_count(len(x))}, {models}", ""]
     lines += _first_rows(predictions)
-    plots = run / "plots" if out is None else out.parent
-    _check_writable(plots)
+    plots = _folder(run, out)
     if reports:
         lines += ["", *calibration_table({k: r.figures() for k, r in reports.items()})]
         lines.append(str(plot_reliability(reports, plots / f"reliability-{data.stem}.png")))
@@ -91,13 +93,18 @@ def _predictions(run: Path, problem: Problem, path: Path, x: np.ndarray) -> Pred
         raise
 
 
-def _check_writable(folder: Path) -> None:
+def _folder(run: Path, out: Path | None) -> Path:
+    """Where plots go, made where it is not there yet; ConfigError where they cannot."""
+    folder = run / PREDICTIONS if out is None else out.parent
     try:
+        if out is None:
+            private_folder(folder)
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"{folder} cannot be written: {error.strerror}") from None
     if not os.access(folder, os.W_OK):
         raise ConfigError(f"{folder} cannot be written: give --out another folder")
+    return folder
 
 
 def _reports(predictions: Predictions, y: np.ndarray) -> dict[str, Calibration]:

@@ -2,6 +2,7 @@
 
 import io
 import math
+import stat
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from rich.console import Console
 from safetensors.numpy import save_file
 
 from blackthorn.launch.commands.predict import predict as predict_command
+from blackthorn.recording.folder_place import WITHHELD
 from blackthorn.recording.posterior_store import FOLDER, PosteriorStore
 from blackthorn.reporting.calibration import NUM_BINS, calibration
 from blackthorn.reporting.prediction import predict
@@ -169,6 +171,25 @@ def test_the_command_writes_predictions_report_and_plots(
     np.testing.assert_array_equal(written["mutual_information"], expected.mutual_information)
     for name in ("reliability-examples.png", "entropy-examples-elsewhere.png"):
         assert (out.parent / name).read_bytes().startswith(b"\x89PNG")
+
+
+def test_without_a_place_of_its_own_what_is_drawn_is_nothing_that_a_run_releases(
+    tmp_path: Path,
+) -> None:
+    """The plots count examples that may be a client's."""
+    own_run(tmp_path / "run")
+    before = set((tmp_path / "run").rglob("*"))
+    generator = np.random.default_rng(1)
+    data = files(tmp_path, x=generator.normal(size=(9, 2)), y=np.zeros(9, dtype=np.int64))
+    elsewhere = tmp_path / "elsewhere.npz"
+    np.savez(elsewhere, x=generator.normal(size=(9, 2)))
+    predict_command(tmp_path / "run", data, Console(quiet=True), ood=elsewhere)
+    drawn = set((tmp_path / "run").rglob("*")) - before
+    folder = tmp_path / "run" / "predictions"
+    names = ("reliability-examples.png", "entropy-examples-elsewhere.png")
+    assert drawn == {folder, *(folder / name for name in names)}
+    assert folder.name in WITHHELD
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
 @pytest.mark.parametrize(
