@@ -6,6 +6,7 @@ and a listing would tell how long every round took. What is handed on from there
 
 import os
 import stat
+import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -97,13 +98,20 @@ def forget_begun(folder: Path) -> None:
     forget_all(folder)
 
 
+def began(folder: Path) -> int:
+    """When the folder's run began, in nanoseconds since 1970: one that is resumed did when it first
+    did. Now, where none has begun."""
+    path = folder / CONFIG
+    return path.stat().st_mtime_ns if path.exists() else time.time_ns()
+
+
 def hide_times(folder: Path, *written: Path) -> None:
     """Let the files `written`, by default all that may be released, and the folders they are in
     say that they are as old as the run: a copy keeps the times of its original."""
-    began = (folder / CONFIG).stat().st_mtime_ns
+    start = began(folder)
     for path in written or _released(folder):
         for one in (path, path.parent, folder):
-            os.utime(one, ns=(began, began))
+            os.utime(one, ns=(start, start))
 
 
 def _released(folder: Path) -> Iterator[Path]:

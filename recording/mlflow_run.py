@@ -31,7 +31,8 @@ class MlflowRun:
         self._client = MlflowClient(tracking_uri=config.mlflow_uri)
         known = self._client.get_experiment_by_name(EXPERIMENT)
         experiment = known.experiment_id if known else self._client.create_experiment(EXPERIMENT)
-        self._run = self._client.create_run(experiment, run_name=name).info.run_id
+        run = self._client.create_run(experiment, start_time=self._now(), run_name=name)
+        self._run = run.info.run_id
         parameters = [Param(key, str(value)) for key, value in to_mapping(config).items()]
         self._client.log_batch(self._run, params=parameters)
 

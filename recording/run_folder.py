@@ -23,6 +23,7 @@ from blackthorn.recording.folder_place import (
     METRICS,
     OPERATOR,
     SUMMARY,
+    began,
     create_folder,
     forget_begun,
     hide_times,
@@ -140,11 +141,9 @@ class RunFolder:
             hide_times(self.path, *written)
 
     def _write_config(self, settings: Mapping[str, Any]) -> None:
-        path = self.path / CONFIG
-        began = path.stat().st_mtime_ns if path.exists() else time.time_ns()
+        path, start = self.path / CONFIG, began(self.path)
         replace_file(path, tomli_w.dumps(dict(settings)).encode())
-        # A run that is resumed began when it first did.
-        os.utime(path, ns=(began, began))
+        os.utime(path, ns=(start, start))
 
     def _append(self, lines: Mapping[str, Mapping[str, Any]]) -> None:
         for name, line in lines.items():

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from blackthorn.recording.folder_place import began
 from blackthorn.settings.config import ConfigError, RunConfig
 from blackthorn.settings.privacy_checks import claims_privacy
 
@@ -40,7 +41,7 @@ def make_trackers(config: RunConfig, folder: Path) -> list[Tracker]:
     """The trackers that `config` asks for; one that cannot start is left out with a warning."""
     # Imported where they are wanted: both libraries take their time.
     trackers: list[Tracker] = []
-    clock = _clock(config)
+    clock = _clock(config, folder)
     try:
         if config.tensorboard:
             from blackthorn.recording.tensorboard_events import TensorBoardEvents
@@ -58,11 +59,12 @@ def make_trackers(config: RunConfig, folder: Path) -> list[Tracker]:
     return trackers
 
 
-def _clock(config: RunConfig) -> Callable[[], float]:
+def _clock(config: RunConfig, folder: Path) -> Callable[[], float]:
     """What a tracker puts beside a round, in seconds since 1970: under a privacy claim always the
-    start of the run, as how long a round took can tell that somebody was missing in it."""
-    began = time.time()
-    return (lambda: began) if claims_privacy(config) else time.time
+    start of the run, also after a resume, as how long a round took can tell that somebody was
+    missing in it."""
+    start = began(folder) / 1e9
+    return (lambda: start) if claims_privacy(config) else time.time
 
 
 class Guarded:

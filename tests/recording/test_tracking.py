@@ -1,5 +1,6 @@
 """Trackers are told what metrics.jsonl holds, and a private run's trackers no more than that."""
 
+import os
 import sys
 import types
 from collections.abc import Mapping
@@ -10,14 +11,18 @@ import pytest
 from digits_runs import PRIVATE, configuration
 from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
 from blackthorn.launch.commands.simulate import simulate
 from blackthorn.recording import tracking
+from blackthorn.recording.folder_place import EVENTS
 from blackthorn.recording.run_folder import read_metrics, read_summary
 from blackthorn.recording.scalars import scalars
+from blackthorn.recording.tensorboard_events import TensorBoardEvents
 from blackthorn.recording.tracking import Guarded, check_tracking, make_trackers
 from blackthorn.server_app.run import prepare
 from blackthorn.settings.config import ConfigError
+from blackthorn.strategies.reports import RoundReport
 
 
 def tracked_run(folder: Path, **options: Any) -> dict[str, Any]:
@@ -60,6 +65,41 @@ def test_a_private_runs_events_hold_nothing_of_the_cohort(tmp_path: Path) -> Non
     assert summary is not None
     assert read["epsilon_rdp"][-1] == (3, pytest.approx(summary["privacy"]["epsilon"], rel=1e-6))
     assert len(moments(tmp_path)) == 1
+
+
+def die_after_two(report: RoundReport) -> None:
+    if report.server_round == 2:
+        raise KeyboardInterrupt
+
+
+def resumed_private_run(folder: Path, **options: Any) -> int:
+    """One of which a round took half a lifetime; when it began, in seconds since 1970."""
+    began = 1_000_000_000
+    config = configuration(folder, **PRIVATE, state_every=1, **options)
+    with pytest.raises(KeyboardInterrupt):
+        simulate(config, Console(quiet=True), observers=[die_after_two])
+    os.utime(folder / "config.toml", (began, began))
+    resumed = configuration(folder, **PRIVATE, state_every=1, resume=str(folder), **options)
+    assert simulate(resumed, Console(quiet=True))["status"] == "completed"
+    return began
+
+
+def test_a_resumed_private_runs_events_tell_nothing_of_when_it_was_resumed(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    began = resumed_private_run(folder, tensorboard=True)
+    assert len(list(folder.glob(EVENTS))) == 2
+    resumed = folder / f"events.out.tfevents.{began}.000"
+    told = [event.wall_time for event in EventFileLoader(str(resumed)).Load()]
+    assert told == [began] * len(told)
+    assert len(told) > 1
+    assert sorted(step for step, _ in events(folder)["accuracy"]) == [0, 1, 2, 3]
+
+
+def test_a_runs_event_files_have_names_of_their_own(tmp_path: Path) -> None:
+    for _ in range(2):
+        TensorBoardEvents(tmp_path, lambda: 12.7).finish({})
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {"events.out.tfevents.0000000013.000", "events.out.tfevents.0000000013.001"}
 
 
 def moments(folder: Path) -> set[float]:
@@ -185,6 +225,21 @@ def test_mlflow_is_not_told_how_long_a_private_round_took(tmp_path: Path) -> Non
     # Nor how long the run took: with one round that is the same.
     (epsilon,) = client.get_metric_history(run.info.run_id, "epsilon")
     assert epsilon.timestamp == run.info.end_time == history[0].timestamp
+
+
+def test_mlflow_is_not_told_when_a_private_run_was_resumed(tmp_path: Path) -> None:
+    pytest.importorskip("mlflow", reason="needs the extra blackthorn[mlflow]")
+    from mlflow.tracking import MlflowClient
+
+    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    began = 1000 * resumed_private_run(tmp_path / "run", mlflow_uri=uri)
+    client = MlflowClient(tracking_uri=uri)
+    experiment = client.get_experiment_by_name("blackthorn")
+    assert experiment is not None
+    resumed, _ = client.search_runs([experiment.experiment_id], order_by=["start_time ASC"])
+    assert (resumed.info.start_time, resumed.info.end_time) == (began, began)
+    history = client.get_metric_history(resumed.info.run_id, "loss")
+    assert {metric.timestamp for metric in history} == {began}
 
 
 def test_nobody_is_told_where_nobody_asked(tmp_path: Path) -> None:
