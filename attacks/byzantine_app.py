@@ -19,10 +19,11 @@ from flwr.app import ConfigRecord, Context, Message
 from flwr.clientapp import ClientApp
 from torch import Tensor
 
+from blackthorn.settings.randomness import Stream, generator_of
+
 from .collusion import Accomplices, CollusionFailed
 from .label_flip import POISON_KEY
 from .model_records import ARRAYS, FlatModel
-from .randomness import client_generator, round_generator
 from .registry import DataAttack, ReplyAttack, VectorAttack, get
 from .round_config import expected_cohort, number, round_config
 
@@ -106,5 +107,6 @@ def _generator(attack: VectorAttack, config: ConfigRecord, together: bool) -> np
     seed = int(number(config, "seed", 0))
     server_round = int(number(config, "server-round", 0))
     if together or attack.shared_randomness:
-        return round_generator(seed, server_round)
-    return client_generator(seed, server_round, int(number(config, "client-id", 0)))
+        return generator_of(Stream.COLLUDERS, seed, server_round)
+    client = int(number(config, "client-id", 0))
+    return generator_of(Stream.COLLUDER, seed, server_round, client)

@@ -13,9 +13,10 @@ import torch
 from flwr.app import Error, Message, RecordDict
 from flwr.serverapp import Grid
 
+from blackthorn.settings.randomness import Stream, generator_of
+
 from .label_flip import POISON_KEY
 from .model_records import ARRAYS, FlatModel
-from .randomness import redraw_generator, round_generator
 from .registry import DataAttack, ReplyAttack, VectorAttack, get
 from .round_config import number, round_config
 from .vector_attacks import without_collusion
@@ -35,8 +36,8 @@ def redrawn_corrupt(num_clients: int, num_byzantine: int, seed: int) -> Callable
     _check_counts(num_clients, num_byzantine)
 
     def draw(server_round: int) -> set[int]:
-        generator = redraw_generator(seed, server_round)
-        return set(generator.choice(num_clients, num_byzantine, replace=False).tolist())
+        drawn = generator_of(Stream.REDRAW, seed, server_round)
+        return set(drawn.choice(num_clients, num_byzantine, replace=False).tolist())
 
     return draw
 
@@ -132,7 +133,7 @@ class AttackingGrid(Grid):
         vectors = function(
             _updates(model, liars),
             num_clients=len(answers),
-            generator=round_generator(self._seed, liars[0].order.server_round),
+            generator=generator_of(Stream.COLLUDERS, self._seed, liars[0].order.server_round),
             honest=_updates(model, honest) if self._omniscient and honest else None,
         )
         return {

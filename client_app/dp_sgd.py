@@ -19,6 +19,7 @@ from torch import Tensor
 
 from blackthorn.settings.config import RunConfig
 from blackthorn.settings.privacy_checks import claims_sample_privacy
+from blackthorn.settings.randomness import Stream
 from blackthorn.strategies.accounting import Charge, Figure, Release, spent
 from blackthorn.strategies.bounding import clip
 from blackthorn.strategies.entropy import Randomness, SeededRandomness, SystemRandomness
@@ -30,8 +31,6 @@ from blackthorn.tasks.flat_model import FlatModel
 from blackthorn.tasks.shards import ExampleShard, Shard
 
 from .disclosure import PublicRefusal
-
-_STREAM = 0xD95D
 
 logger = logging.getLogger("blackthorn")
 
@@ -212,7 +211,7 @@ def train_clients_privately(
 
 def _randomness(config: RunConfig, key: tuple[int, int, int]) -> Randomness:
     if config.insecure_seeded_noise:
-        return SeededRandomness(*key, _STREAM)
+        return SeededRandomness(Stream.DP_SGD, *key)
     return SystemRandomness()
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from blackthorn.settings.config import RunConfig
+from blackthorn.settings.randomness import Stream, generator_of
 from blackthorn.strategies.langevin import Langevin, step_size
 from blackthorn.strategies.local_rule import (
     PRIOR_PRECISION,
@@ -19,8 +20,6 @@ from blackthorn.strategies.local_rule import (
 from blackthorn.strategies.shared_noise import shared_noise
 
 from .messages import RoundRequest
-
-_NOISE_STREAM = 0x1A9E
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,5 +108,4 @@ def noise_generator(seed: int, server_round: int, client_id: int) -> np.random.G
     """Generator of a client's own noise: from the operating system's entropy for seed -1."""
     if seed < 0:
         return np.random.Generator(np.random.Philox())
-    sequence = np.random.SeedSequence([seed, server_round, client_id, _NOISE_STREAM])
-    return np.random.Generator(np.random.Philox(sequence))
+    return generator_of(Stream.LANGEVIN, seed, server_round, client_id)

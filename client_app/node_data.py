@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from blackthorn.settings.config import RunConfig
+from blackthorn.settings.randomness import Stream, generator_of
 from blackthorn.tasks.datasets import Examples
 from blackthorn.tasks.labelled import LabelledTask
 from blackthorn.tasks.own_data import load_own_data
@@ -16,7 +17,6 @@ from blackthorn.tasks.problem import Problem, load_problem
 from blackthorn.tasks.shards import ExampleShard, Shard, split_held_out
 
 from .disclosure import may_say
-from .training import client_generator
 
 HELD_OUT_FRACTION = 0.2
 # The node config's key of the client's policy; see permitting.py.
@@ -79,8 +79,8 @@ def _own_data(
     examples = load_own_data(path, task.input_shape, task.num_classes)
     if task.server_evaluates or not may_say(config, "evaluation"):
         return ExampleShard(examples), None
-    generator = client_generator(config.seed, 0, client_id)
-    training, held_out = split_held_out(examples, HELD_OUT_FRACTION, generator)
+    drawn = generator_of(Stream.HELD_OUT, config.seed, client_id)
+    training, held_out = split_held_out(examples, HELD_OUT_FRACTION, drawn)
     return ExampleShard(training), held_out
 
 

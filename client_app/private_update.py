@@ -10,12 +10,11 @@ from blackthorn.client_app.disclosure import PublicRefusal
 from blackthorn.client_app.messages import RoundRequest
 from blackthorn.settings.config import RunConfig
 from blackthorn.settings.derived import noise_shares
+from blackthorn.settings.randomness import Stream
 from blackthorn.strategies.entropy import Randomness, SeededRandomness, SystemRandomness
 from blackthorn.strategies.local_rule import BOUND, NOISE_MULTIPLIER, NOISE_SHARES, LocalRule
 from blackthorn.strategies.noise import client_deviation, gaussian_noise, on_grid
 from blackthorn.strategies.update_clipping import check_float32
-
-_NOISE_STREAM = 0x6E01
 
 
 def noised_models(
@@ -94,5 +93,5 @@ def _check_noise(config: RunConfig, rule: LocalRule) -> None:
 
 def _randomness(config: RunConfig, server_round: int, client: int) -> Randomness:
     if config.insecure_seeded_noise:
-        return SeededRandomness(config.seed, server_round, client, _NOISE_STREAM)
+        return SeededRandomness(Stream.CLIENT_NOISE, config.seed, server_round, client)
     return SystemRandomness()

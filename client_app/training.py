@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from blackthorn.settings.randomness import Stream, generator_of
 from blackthorn.strategies.bounding import clip
 from blackthorn.tasks.flat_model import FlatModel
 from blackthorn.tasks.shards import ExampleShard, Shard
@@ -91,8 +92,7 @@ def training_device(name: str) -> torch.device:
 def client_generator(seed: int, server_round: int, client_id: int) -> np.random.Generator:
     """The generator of client ``client_id`` in round ``server_round``: the same in every process
     and on every machine, whoever else takes part."""
-    sequence = np.random.SeedSequence([seed, server_round, client_id])
-    return np.random.Generator(np.random.Philox(sequence))
+    return generator_of(Stream.BATCHES, seed, server_round, client_id)
 
 
 class ClientGenerators(Sequence[np.random.Generator]):

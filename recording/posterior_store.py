@@ -18,11 +18,11 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
+from blackthorn.settings.randomness import Stream, generator_of
 from blackthorn.strategies.durable_file import replace_file
 
 FOLDER = "posterior"
 _STATE = "store.json"
-_STREAM = 0x57EA
 
 
 @dataclass(frozen=True)
@@ -79,9 +79,8 @@ class PosteriorStore:
             return number
         if self._rule["keep"] == "last":
             return int(number % capacity)
-        sequence = np.random.SeedSequence([self._rule["seed"], number, _STREAM])
-        generator = np.random.Generator(np.random.Philox(sequence))
-        slot = int(generator.integers(number + 1))
+        drawn = generator_of(Stream.RESERVOIR, self._rule["seed"], number)
+        slot = int(drawn.integers(number + 1))
         return slot if slot < capacity else None
 
     def _reopen(self) -> None:

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from blackthorn.recording.posterior_store import StoredSample, read_samples
+from blackthorn.settings.randomness import Stream, generator_of
 from blackthorn.tasks.labelled import LabelledTask
 from blackthorn.tasks.problem import Problem
 
 NUM_COORDINATES = 8
 NUM_PREDICTIONS = 8
-_STREAM = 0xD1A6
 _FEWEST = 8  # two halves of four draws, the fewest that the estimators take
 
 
@@ -54,9 +54,8 @@ def collect_traces(runs: Sequence[Path], problem: Problem) -> Traces:
     the shortest. Raises ValueError where a run has no samples.
     """
     dimension = problem.model.dimension
-    sequence = np.random.SeedSequence([problem.config.seed, _STREAM])
-    generator = np.random.Generator(np.random.Philox(sequence))
-    chosen = generator.choice(dimension, min(NUM_COORDINATES, dimension), replace=False)
+    drawn = generator_of(Stream.TRACES, problem.config.seed)
+    chosen = drawn.choice(dimension, min(NUM_COORDINATES, dimension), replace=False)
     coordinates = torch.from_numpy(np.sort(chosen))
     probe = _probe(problem)
     chains = []

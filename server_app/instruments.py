@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from blackthorn.settings.randomness import Stream, generator_of
 from blackthorn.strategies.failure_detector import FailureDetector
 from blackthorn.strategies.instruments import (
     inverse_noise_index,
@@ -19,7 +20,6 @@ from blackthorn.strategies.reports import RoundReport
 
 # Rounds over which the tail index is pooled.
 TAIL_WINDOW = 10
-_TAIL_STREAM = 0x7A11
 
 
 class Instruments:
@@ -73,7 +73,9 @@ class Instruments:
         claims = [report.claimed_norms.get(client, math.nan) for client in report.accepted]
         claimed = torch.tensor(claims, dtype=torch.float64)
         measures = measure_updates(updates, report.local_lr, self._last_update, bound, claimed)
-        inverse = inverse_noise_index(updates, _generator(self._seed, report.server_round))
+        inverse = inverse_noise_index(
+            updates, generator_of(Stream.TAIL_INDEX, self._seed, report.server_round)
+        )
         self._tails.append((inverse, len(updates)))
         return {
             "norm_gradient": _by_client(report.accepted, measures.norms),
@@ -88,11 +90,6 @@ class Instruments:
             "tail_index": _number(pooled_tail_index([self._tails[-1]])),
             "tail_index_window": _number(pooled_tail_index(self._tails)),
         }
-
-
-def _generator(seed: int, server_round: int) -> np.random.Generator:
-    sequence = np.random.SeedSequence([seed, server_round, _TAIL_STREAM])
-    return np.random.Generator(np.random.Philox(sequence))
 
 
 def _claims(report: RoundReport) -> dict[str, Any]:

@@ -10,6 +10,8 @@ from typing import Protocol
 import numpy as np
 from scipy.special import ndtri
 
+from blackthorn.settings.randomness import Stream, generator_of
+
 # Numbers drawn at a time: 2^20 are 8 MiB.
 _BLOCK = 1 << 20
 _SIGN, _EXPONENT = np.uint64(1), np.uint64(53)
@@ -77,10 +79,10 @@ def _bit_length(numbers: np.ndarray) -> np.ndarray:
 
 
 class SeededRandomness:
-    """Reproducible numbers from integers such as (seed, round, client): never private."""
+    """Reproducible numbers of a stream, from a seed and what follows it: never private."""
 
-    def __init__(self, *key: int) -> None:
-        self._generator = np.random.Generator(np.random.Philox(np.random.SeedSequence(list(key))))
+    def __init__(self, stream: Stream, seed: int, *numbers: int) -> None:
+        self._generator = generator_of(stream, seed, *numbers)
 
     def uniform(self, size: int) -> np.ndarray:
         """From the generator."""

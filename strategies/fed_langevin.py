@@ -8,6 +8,8 @@ from typing import Any, Literal, Unpack
 
 import torch
 
+from blackthorn.settings.randomness import Stream, generator_of
+
 from .enrolment import Client
 from .frame import FederatedStrategy, FrameOptions
 from .langevin import Langevin, LangevinRate, average_weights, require_balance, shares
@@ -21,7 +23,6 @@ from .local_rule import (
     TEMPERATURE,
     LocalRule,
 )
-from .participation import participation_generator
 from .screening import Contribution
 from .shared_noise import MAX_SHARED_SEED
 
@@ -141,7 +142,7 @@ class FedLangevin(FederatedStrategy):
         if self._scheme == "full":
             self._multiplicity = self._shares
             return known
-        generator = participation_generator(self._seed, server_round)
+        generator = generator_of(Stream.PARTICIPATION, self._seed, server_round)
         # Positions are drawn, not ids: NumPy would turn ids of 64 bits into floats.
         if self._scheme == "with-replacement":
             p = [self._shares[client] for client in known]

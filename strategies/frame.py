@@ -14,11 +14,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypedDict, cast
 
-import numpy as np
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
+
+from blackthorn.settings.randomness import Stream, generator_of
 
 from .aggregation import Aggregate
 from .aggregators import Aggregator, weighted_mean
@@ -34,7 +35,6 @@ from .output_iterate import IterateKeeper, OutputIterate
 from .participation import (
     FullParticipation,
     Participation,
-    participation_generator,
     send_order,
 )
 from .quorum import QuorumWatch
@@ -54,7 +54,6 @@ ROUNDS_BEGUN = "rounds-begun"
 NONCE = "nonce"
 UPDATE_NORM = "update-norm"
 SAMPLE_EPSILON = "sample-epsilon"
-_RULE_STREAM = 0x4C3E
 
 
 class FrameOptions(TypedDict, total=False):
@@ -229,7 +228,9 @@ class FederatedStrategy(Strategy):
         ValueError where the rule's guarantee does not hold: the round is skipped.
         """
         bounded = self.bound(updates, report.model, report.local_lr)
-        return self._aggregate(bounded, weights, rule_generator(self._seed, report.server_round))
+        return self._aggregate(
+            bounded, weights, generator_of(Stream.RULE, self._seed, report.server_round)
+        )
 
     def quorum(self) -> int:
         """Accepted replies below which a round leaves the model as it was."""
@@ -237,7 +238,7 @@ class FederatedStrategy(Strategy):
 
     def draw_cohort(self, clients: Sequence[int], server_round: int) -> list[int]:
         """The round's cohort out of the `clients` that ever enrolled, ascending."""
-        generator = participation_generator(self._seed, server_round)
+        generator = generator_of(Stream.PARTICIPATION, self._seed, server_round)
         return self._participation.sample(clients, generator)
 
     def rounds_allowed(self, num_rounds: int, done: int = 0) -> int:  # noqa: ARG002
@@ -679,12 +680,6 @@ def _claimed(contributions: Mapping[int, Contribution], key: str) -> dict[int, f
         for client, claim in claims.items()
         if claim is not None and 0 <= claim < math.inf
     }
-
-
-def rule_generator(seed: int, server_round: int) -> np.random.Generator:
-    """For rules that draw: fresh in every round, and the same again for the same seed."""
-    sequence = np.random.SeedSequence([seed, server_round, _RULE_STREAM])
-    return np.random.Generator(np.random.Philox(sequence))
 
 
 def _record(result: Result, server_round: int, metrics: MetricRecord | None) -> dict[str, float]:

@@ -8,8 +8,9 @@ from typing import Any, Literal
 import numpy as np
 from flwr.app import ArrayRecord
 
+from blackthorn.settings.randomness import Stream, generator_of
+
 Rule = Literal["last", "random-weighted", "uniform", "best"]
-_STREAM = 0x0717
 
 
 @dataclass(frozen=True)
@@ -37,8 +38,8 @@ class OutputIterate:
         """The round t in 1..T with whose first model w_t the run ends; None: not a fixed one."""
         if self.rule not in ("uniform", "random-weighted"):
             return None
-        generator = np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, _STREAM])))
-        return int(generator.choice(np.arange(1, num_rounds + 1), p=self.weights(num_rounds)))
+        drawn = generator_of(Stream.OUTPUT_ITERATE, seed)
+        return int(drawn.choice(np.arange(1, num_rounds + 1), p=self.weights(num_rounds)))
 
     def weights(self, num_rounds: int) -> np.ndarray:
         """Probabilities of t = 1..T for the random rules, float64 [T]."""

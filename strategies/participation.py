@@ -6,20 +6,12 @@ from typing import Protocol
 
 import numpy as np
 
-_PARTICIPATION_STREAM = 0x9A27
-_ORDER_STREAM = 0x5E4D
-
-
-def participation_generator(seed: int, server_round: int) -> np.random.Generator:
-    """Generator of round `server_round`: a pure function of its arguments."""
-    sequence = np.random.SeedSequence([seed, server_round, _PARTICIPATION_STREAM])
-    return np.random.Generator(np.random.Philox(sequence))
+from blackthorn.settings.randomness import Stream, generator_of
 
 
 def send_order(seed: int, server_round: int, size: int) -> list[int]:
     """A permutation of 0..size - 1: in which order a round's cohort is asked."""
-    sequence = np.random.SeedSequence([seed, server_round, _ORDER_STREAM])
-    return np.random.Generator(np.random.Philox(sequence)).permutation(size).tolist()
+    return generator_of(Stream.SEND_ORDER, seed, server_round).permutation(size).tolist()
 
 
 class Participation(Protocol):

@@ -8,6 +8,8 @@ from typing import Any, Unpack
 import torch
 from flwr.serverapp.strategy import Result
 
+from blackthorn.settings.randomness import Stream, generator_of
+
 from . import bounding
 from .accounting import Figure
 from .aggregation import Aggregate
@@ -15,16 +17,13 @@ from .aggregators import weighted_mean
 from .claim_options import check_options
 from .enrolment import Client
 from .entropy import Randomness, SeededRandomness, SystemRandomness
-from .frame import FederatedStrategy, FrameOptions, rule_generator
+from .frame import FederatedStrategy, FrameOptions
 from .ledger import Ledger, mark_of
 from .local_rule import BOUND, CLIP_UPDATE, NOISE_MULTIPLIER, NOISE_SHARES, LocalRule
 from .noise import client_deviation, gaussian_noise, longest_noised, missing_share, on_grid
 from .privacy_plan import PrivacyPlan
 from .reports import RoundReport
 from .screening import WHO_ATTESTS
-
-_SAMPLING_STREAM = 0xD1CE
-_NOISE_STREAM = 0x6A55
 
 logger = logging.getLogger("blackthorn")
 
@@ -165,7 +164,7 @@ class PrivateAveraging(FederatedStrategy):
             )
         population = clients if self._population is None else self._population
         known = [client for client in clients if client in population]
-        randomness = self._randomness(server_round, _SAMPLING_STREAM)
+        randomness = self._randomness(server_round, Stream.PRIVATE_PARTICIPATION)
         return self.privacy.draw(known[: self.privacy.num_clients], randomness)
 
     @property
@@ -322,7 +321,7 @@ class PrivateAveraging(FederatedStrategy):
         if share == 0:
             return torch.zeros(dimension, dtype=torch.float64)
         deviation = self._deviation(report) * share**0.5
-        randomness = self._randomness(report.server_round, _NOISE_STREAM)
+        randomness = self._randomness(report.server_round, Stream.SERVER_NOISE)
         return gaussian_noise((dimension,), deviation, randomness, torch.float64)
 
     def _deviation(self, report: RoundReport) -> float:
@@ -332,7 +331,7 @@ class PrivateAveraging(FederatedStrategy):
     def _combine_robustly(
         self, bounded: torch.Tensor, weights: torch.Tensor, report: RoundReport
     ) -> Aggregate:
-        generator = rule_generator(self._seed, report.server_round)
+        generator = generator_of(Stream.RULE, self._seed, report.server_round)
         aggregate = self._aggregate(bounded, weights, generator)
         if self.privacy.noise_location == "client":
             return aggregate
@@ -340,8 +339,8 @@ class PrivateAveraging(FederatedStrategy):
         vector = (aggregate.vector + noise).to(bounded.dtype)
         return Aggregate(vector, aggregate.weights, aggregate.survivors, aggregate.iterations)
 
-    def _randomness(self, server_round: int, stream: int) -> Randomness:
+    def _randomness(self, server_round: int, stream: Stream) -> Randomness:
         seed = self.privacy.insecure_seed
         if seed is None:
             return SystemRandomness()
-        return SeededRandomness(seed, server_round, stream)
+        return SeededRandomness(stream, seed, server_round)

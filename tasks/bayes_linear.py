@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from blackthorn.settings.randomness import bayes_linear_generator
 from blackthorn.tasks.datasets import Examples
 from blackthorn.tasks.flat_model import FlatModel
 from blackthorn.tasks.least_squares import LinearForm, half_squared_error
@@ -14,7 +15,6 @@ from blackthorn.tasks.shards import ExampleShard
 from blackthorn.tasks.task import EvaluationData, ProblemConfig, leave_alone, torch_dtype
 
 USUAL_EXAMPLES = 20
-_STREAM = 0xBA7E
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def heterogeneous_clients(
     rises evenly from (1 − ``imbalance``) to (1 + ``imbalance``) times ``examples_per_client``.
     Both curvature and optimum differ, or local steps would commute with averaging.
     """
-    generator = np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, _STREAM])))
+    generator = bayes_linear_generator(seed)
     truth = generator.standard_normal(dimension)
     spread = np.linspace(1 - imbalance, 1 + imbalance, num_clients) if num_clients > 1 else [1.0]
     rows, targets = [], []

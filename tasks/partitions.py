@@ -10,8 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
+from blackthorn.settings.randomness import partition_generator
+
 # Keeps the partition's stream apart from every other one that is derived from the same seed.
-_STREAM = (0x70617274,)
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ def partition(
     request = _Request(
         label_array,
         num_clients,
-        np.random.default_rng(np.random.SeedSequence(seed, spawn_key=_STREAM)),
+        partition_generator(seed),
         shards_per_client,
         classes_per_client,
         dirichlet_alpha,

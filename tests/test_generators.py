@@ -13,6 +13,7 @@ from blackthorn.installation import APP_ROOT
 from blackthorn.launch.federation.workplace import write_secret
 from blackthorn.server_app.build import build_strategy
 from blackthorn.settings.config import make_config
+from blackthorn.settings.randomness import Stream
 from blackthorn.strategies.entropy import SeededRandomness, SystemRandomness
 from blackthorn.strategies.private_averaging import PrivateAveraging
 
@@ -32,7 +33,10 @@ METHODS = (
     *("log_normal_", "generate_private_key", "random_serial_number", "manual_seed"),
 )
 # Our own sources, whatever they are imported as.
-OWN = ("SystemRandomness", "SeededRandomness")
+OWN = (
+    *("SystemRandomness", "SeededRandomness", "generator_of"),
+    *("partition_generator", "bayes_linear_generator"),
+)
 # What claims and secrets hang on; what is not here must say that nothing does.
 PROTECTED = {
     "strategies/entropy.py: _words",
@@ -159,7 +163,7 @@ def sources(values: dict[str, Any]) -> list[object]:
     if config.algorithm == "dp-fedavg":
         strategy = build_strategy(config)
         assert isinstance(strategy, PrivateAveraging)
-        found.append(strategy._randomness(1, 0))
+        found.append(strategy._randomness(1, Stream.SERVER_NOISE))
     return found
 
 

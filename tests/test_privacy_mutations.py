@@ -133,7 +133,7 @@ def _done_again(folder: Path, patch: pytest.MonkeyPatch) -> None:
         (private_update, [("if config.insecure_seeded_noise:", "if True:")], _never_from_a_seed),
         (
             private_averaging,
-            [("return SystemRandomness()", "return SeededRandomness(1, server_round, stream)")],
+            [("return SystemRandomness()", "return SeededRandomness(stream, 1, server_round)")],
             _never_from_a_seed,
         ),
         (

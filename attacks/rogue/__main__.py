@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import grpc
-import numpy as np
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import (
     Encoding,
@@ -23,6 +22,8 @@ from cryptography.hazmat.primitives.serialization import (
 from flwr.app import Error, Message, MetricRecord, RecordDict
 from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, ObjectPushError
 
+from blackthorn.settings.randomness import Stream, generator_of
+
 from ..round_config import number, round_config
 from .behaviours import BEHAVIOURS, SERVER_ATTACKS, Behaviour, Turn, honest_reply
 from .fleet import Fleet, connected
@@ -31,7 +32,6 @@ from .server_attacks import Keys, Peer
 _POLL_SECONDS = 0.1
 _RANDOM = "random"
 _ALL = {**BEHAVIOURS, **SERVER_ATTACKS}
-_STREAM = 0x709
 _NO_EXAMPLES = Error(2, "this node has no held-out examples to evaluate on")
 
 logger = logging.getLogger("rogue")
@@ -90,8 +90,7 @@ def at_random(seed: int) -> Callable[[int], str]:
     names = sorted(BEHAVIOURS)
 
     def draw(server_round: int) -> str:
-        sequence = np.random.SeedSequence([seed, server_round, _STREAM])
-        return names[np.random.Generator(np.random.Philox(sequence)).integers(len(names))]
+        return names[generator_of(Stream.ROGUE, seed, server_round).integers(len(names))]
 
     return draw
 

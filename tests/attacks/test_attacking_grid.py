@@ -110,7 +110,7 @@ def updates(replies: Iterable[Message]) -> dict[int, np.ndarray]:
 
 
 def shared_generator(server_round: int = ROUND) -> np.random.Generator:
-    sequence = np.random.SeedSequence([SEED, server_round, 0xB42])
+    sequence = np.random.SeedSequence(SEED, spawn_key=(15, server_round, 0))
     return np.random.Generator(np.random.Philox(sequence))
 
 

@@ -17,6 +17,7 @@ from policy_client import DP_SGD, Client, run_config, train_message
 from blackthorn.client_app.disclosure import PublicRefusal
 from blackthorn.client_app.dp_sgd import DPSGD, train_dp_sgd
 from blackthorn.settings.config import RunConfig
+from blackthorn.settings.randomness import Stream
 from blackthorn.strategies.array_codec import encode
 from blackthorn.strategies.entropy import SeededRandomness
 from blackthorn.tasks.datasets import Examples
@@ -95,7 +96,9 @@ def one_step(loss: Callable[..., Any], rate: float, bad: bool = True) -> torch.T
     x = torch.eye(5)[:4] if bad else torch.eye(5)[:3]
     shard = ExampleShard(Examples(x, y[: len(x)]))
     spec = DPSGD(1, rate, 4, 0.5, 0.0, 1.0, 0.1)
-    return train_dp_sgd(model, torch.zeros(5), shard, spec, SeededRandomness(0xD9, 1))[0]
+    return train_dp_sgd(
+        model, torch.zeros(5), shard, spec, SeededRandomness(Stream.DP_SGD, 0xD9, 1)
+    )[0]
 
 
 def refuses_the_bad(outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

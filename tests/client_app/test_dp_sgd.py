@@ -26,6 +26,7 @@ from blackthorn.client_app.dp_sgd import (
 )
 from blackthorn.recording.run_folder import read_metrics
 from blackthorn.settings.config import ConfigError, make_config
+from blackthorn.settings.randomness import Stream
 from blackthorn.strategies import entropy
 from blackthorn.strategies.entropy import SeededRandomness, SystemRandomness
 from blackthorn.tasks.datasets import Examples
@@ -69,7 +70,7 @@ def spec(**options: Any) -> DPSGD:
 
 
 def seeded(*key: int) -> SeededRandomness:
-    return SeededRandomness(0xD9, *key)
+    return SeededRandomness(Stream.DP_SGD, 0xD9, *key)
 
 
 def one_by_one(model: FlatModel, start: torch.Tensor, shard: ExampleShard) -> torch.Tensor:

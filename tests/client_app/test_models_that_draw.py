@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from blackthorn.client_app.dp_sgd import DPSGD, _clipped_sum, train_dp_sgd
+from blackthorn.settings.randomness import Stream
 from blackthorn.strategies.entropy import SeededRandomness
 from blackthorn.tasks.datasets import Examples
 from blackthorn.tasks.flat_model import FlatModel
@@ -92,9 +93,14 @@ def test_steps_draw_afresh() -> None:
     assert not torch.equal(one, other)
     shard = ExampleShard(examples)
     once, again = (
-        train_dp_sgd(model, start, shard, SPEC, SeededRandomness(3))[0] for _ in range(2)
+        train_dp_sgd(model, start, shard, SPEC, SeededRandomness(Stream.DP_SGD, 3))[0]
+        for _ in range(2)
     )
     assert not torch.allclose(once, again)
+
+
+def seeded() -> SeededRandomness:
+    return SeededRandomness(Stream.DP_SGD, 3)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -106,7 +112,13 @@ def test_a_clients_examples_leave_no_trace_in_model_and_generators(kind: str) ->
         torch.manual_seed(2)
         np.random.seed(2)  # noqa: NPY002
         random.seed(2)
-        train_dp_sgd(model, start, ExampleShard(examples.select(rows)), SPEC, SeededRandomness(3))
+        train_dp_sgd(
+            model,
+            start,
+            ExampleShard(examples.select(rows)),
+            SPEC,
+            SeededRandomness(Stream.DP_SGD, 3),
+        )
         module = model.module
         assert isinstance(module, Own)
         drawn = (random.random(), float(np.random.random()), float(torch.rand(())))  # noqa: NPY002

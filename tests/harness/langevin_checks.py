@@ -111,7 +111,7 @@ def check_multiplicity() -> None:
     scripted = ScriptedDraws(draws)
     models: list[np.ndarray] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fed_langevin, "participation_generator", lambda *_: scripted)
+        patch.setattr(fed_langevin, "generator_of", lambda *_: scripted)
         strategy = FedLangevin(
             1.0,
             scheme="with-replacement",

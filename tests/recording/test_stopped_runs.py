@@ -18,6 +18,7 @@ from blackthorn.launch.commands.simulate import simulate
 from blackthorn.recording import run_states
 from blackthorn.recording.run_folder import read_summary
 from blackthorn.recording.state_files import read_saved
+from blackthorn.settings.randomness import Stream
 from blackthorn.strategies.entropy import SeededRandomness
 from blackthorn.strategies.frame import FederatedStrategy
 from blackthorn.strategies.global_model import GlobalModel
@@ -48,9 +49,9 @@ def only_the_first_state(monkeypatch: pytest.MonkeyPatch) -> None:
 def seeded_entropy(monkeypatch: pytest.MonkeyPatch) -> None:
     """In the place of the operating system's entropy, so that two runs can be compared."""
 
-    def randomness(strategy: PrivateAveraging, server_round: int, stream: int) -> SeededRandomness:
+    def randomness(strategy: object, server_round: int, stream: Stream) -> SeededRandomness:
         del strategy
-        return SeededRandomness(11, server_round, stream)
+        return SeededRandomness(stream, 11, server_round)
 
     monkeypatch.setattr(PrivateAveraging, "_randomness", randomness)
 

@@ -16,6 +16,7 @@ from blackthorn.recording.run_folder import read_metrics
 from blackthorn.server_app.build import build_strategy
 from blackthorn.settings.catalogue import GUARANTEES
 from blackthorn.settings.config import ConfigError, make_config
+from blackthorn.settings.randomness import Stream, generator_of
 from blackthorn.settings.robustness_checks import assumed_corrupt
 from blackthorn.strategies import (
     Buckets,
@@ -26,7 +27,6 @@ from blackthorn.strategies import (
     aggregation,
 )
 from blackthorn.strategies.aggregators import nearest_neighbours
-from blackthorn.strategies.frame import rule_generator
 from blackthorn.strategies.reports import RoundReport
 
 RULES = ("mean", *GUARANTEES)
@@ -54,7 +54,7 @@ def mixed_by_hand(updates: torch.Tensor, how: str) -> np.ndarray:
         distances = ((rows[:, None] - rows[None]) ** 2).sum(axis=2)
         return np.stack([rows[np.argsort(d, kind="stable")[:-1]].mean(axis=0) for d in distances])
     if how == "bucketing":
-        order = rule_generator(0, 1).permutation(len(rows))
+        order = generator_of(Stream.RULE, 0, 1).permutation(len(rows))
         return np.stack([rows[order[i : i + 2]].mean(axis=0) for i in range(0, len(rows), 2)])
     return rows
 

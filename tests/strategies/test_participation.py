@@ -9,8 +9,9 @@ import pytest
 import torch
 from scipy import stats
 
+from blackthorn.settings.randomness import Stream, generator_of
 from blackthorn.strategies import FixedParticipation, FullParticipation, PoissonParticipation
-from blackthorn.strategies.participation import Participation, participation_generator
+from blackthorn.strategies.participation import Participation
 
 CLIENTS = [40, 10, 30, 20, 50]
 SAMPLERS = [FullParticipation(), FixedParticipation(2), PoissonParticipation(0.5)]
@@ -20,7 +21,7 @@ def cohorts(
     participation: Participation, rounds: int, clients: list[int] = CLIENTS, seed: int = 1
 ) -> list[tuple[int, ...]]:
     return [
-        tuple(participation.sample(clients, participation_generator(seed, server_round)))
+        tuple(participation.sample(clients, generator_of(Stream.PARTICIPATION, seed, server_round)))
         for server_round in range(1, rounds + 1)
     ]
 
@@ -93,7 +94,7 @@ def test_a_cohort_depends_on_seed_round_and_clients_alone(participation: Partici
     assert cohorts(participation, 20) == before
     assert cohorts(participation, 20, clients=sorted(CLIENTS, reverse=True)) == before
     # One round alone gives what it gives after all the others.
-    alone = participation.sample(CLIENTS, participation_generator(1, 17))
+    alone = participation.sample(CLIENTS, generator_of(Stream.PARTICIPATION, 1, 17))
     assert tuple(alone) == before[16]
 
 
