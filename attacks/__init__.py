@@ -19,7 +19,6 @@ from .vector_attacks import (
     reverse_average,
     reverse_scaled_average,
     sign_flip,
-    without_collusion,
 )
 
 __all__ = [
@@ -46,5 +45,4 @@ __all__ = [
     "reverse_average",
     "reverse_scaled_average",
     "sign_flip",
-    "without_collusion",
 ]

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from flwr.app import Error, Message, RecordDict
 from flwr.serverapp import Grid
@@ -19,7 +20,6 @@ from .label_flip import POISON_KEY
 from .model_records import ARRAYS, FlatModel
 from .registry import DataAttack, ReplyAttack, VectorAttack, get
 from .round_config import number, round_config
-from .vector_attacks import without_collusion
 
 _CLIENT_APP_RAISED = 2  # Flower's code for a ClientApp that raised an exception
 
@@ -65,10 +65,12 @@ class AttackingGrid(Grid):
     """A grid whose corrupt clients answer train messages with an attack.
 
     `corrupt_clients` maps a round to the ids of its corrupt clients; those of them that are in
-    the cohort and answer collude (unless `collusion` is false), K is the number of replies of
-    the round that carry a content, and `omniscient` attackers also see the honest updates. The
-    train messages' ConfigRecord "config" must hold "server-round", "client-id" and the local
-    learning rate (under `local_lr_key`); ValueError if it does not.
+    the cohort and answer collude, and K is the number of replies of the round that carry a content.
+    Where `collusion` is false each sends what a `ByzantineApp` without accomplices would: its lie
+    is made of its own update and nobody else's, and K is the `expected_cohort`. `omniscient`
+    attackers also see the honest updates. The train messages' ConfigRecord "config" must hold
+    "server-round", "client-id" and the local learning rate (under `local_lr_key`); ValueError if
+    it does not.
 
     A client that an attack silences ("slow", "exit") is missing among the replies, one that
     raises answers with Flower's error; nothing really sleeps or ends. Everything else is the
@@ -88,6 +90,7 @@ class AttackingGrid(Grid):
         collusion: bool = True,
         omniscient: bool = False,
         local_lr_key: str = "local-lr",
+        expected_cohort: int = 1,
     ) -> None:
         self._grid = grid
         self._attack = get(attack_name)
@@ -96,6 +99,7 @@ class AttackingGrid(Grid):
         self._collusion = collusion
         self._omniscient = omniscient
         self._local_lr_key = local_lr_key
+        self._expected_cohort = expected_cohort
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
@@ -121,25 +125,35 @@ class AttackingGrid(Grid):
             return {}
         if isinstance(self._attack, ReplyAttack):
             return {liar.position: _misbehave(self._attack, liar) for liar in liars}
-        return self._collude(self._attack, liars, answers)
-
-    def _collude(
-        self, attack: VectorAttack, liars: list[_Answer], answers: list[_Answer]
-    ) -> dict[int, Message | None]:
-        model = FlatModel(liars[0].order.message.content.array_records[ARRAYS])
         positions = {liar.position for liar in liars}
         honest = [answer for answer in answers if answer.position not in positions]
-        function = attack if self._collusion else without_collusion(attack)
-        vectors = function(
+        if self._collusion:
+            return self._lie(self._attack, liars, honest, len(answers))
+        lies: dict[int, Message | None] = {}
+        for liar in liars:
+            lies |= self._lie(self._attack, [liar], honest, self._expected_cohort)
+        return lies
+
+    def _lie(
+        self, attack: VectorAttack, liars: list[_Answer], honest: list[_Answer], num_clients: int
+    ) -> dict[int, Message | None]:
+        """What liars that share their updates send."""
+        model = FlatModel(liars[0].order.message.content.array_records[ARRAYS])
+        vectors = attack(
             _updates(model, liars),
-            num_clients=len(answers),
-            generator=generator_of(Stream.COLLUDERS, self._seed, liars[0].order.server_round),
+            num_clients=num_clients,
+            generator=self._generator(attack, liars[0].order),
             honest=_updates(model, honest) if self._omniscient and honest else None,
         )
         return {
             liar.position: model.forge(liar.reply, vector, liar.order.local_lr)
             for liar, vector in zip(liars, vectors, strict=True)
         }
+
+    def _generator(self, attack: VectorAttack, order: _Order) -> np.random.Generator:
+        if self._collusion or attack.shared_randomness:
+            return generator_of(Stream.COLLUDERS, self._seed, order.server_round)
+        return generator_of(Stream.COLLUDER, self._seed, order.server_round, order.client_id)
 
     def _order(self, message: Message) -> _Order:
         config = round_config(message)

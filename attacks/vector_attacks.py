@@ -158,27 +158,6 @@ def mimic(
     return same_from_all(seen[int(principal.abs().argmax())], own)
 
 
-def without_collusion(attack: VectorFunction) -> VectorFunction:
-    """The same attack by clients that do not talk to each other: row by row.
-
-    Each corrupt client then sees its own update alone (and `honest`, if given), and draws its
-    own randomness, one client after the other from the same generator.
-    """
-
-    def alone(
-        own: Tensor,
-        *,
-        num_clients: int,
-        generator: np.random.Generator,
-        honest: Tensor | None = None,
-    ) -> Tensor:
-        rows = as_updates(own).split(1)
-        common = {"num_clients": num_clients, "generator": generator, "honest": honest}
-        return torch.cat([attack(row, **common) for row in rows])
-
-    return alone
-
-
 def _scaled_average(own: Tensor, factor: float) -> Tensor:
     own = as_updates(own)
     return same_from_all(factor * own.mean(dim=0, dtype=torch.float64), own)

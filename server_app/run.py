@@ -44,6 +44,7 @@ from blackthorn.server_app.claim_checks import check_evaluation, check_figures, 
 from blackthorn.server_app.instruments import Instruments
 from blackthorn.server_app.useless_noise import useless_noise
 from blackthorn.settings.config import ConfigError, RunConfig
+from blackthorn.settings.derived import expected_cohort
 from blackthorn.settings.privacy_checks import (
     claims_privacy,
     claims_sample_privacy,
@@ -266,7 +267,13 @@ def with_simulated_attack(config: RunConfig, grid: Grid) -> Grid:
     else:
         corrupt = redrawn_corrupt(config.num_clients, config.num_byzantine, config.seed)
     return AttackingGrid(
-        grid, config.attack, corrupt, config.seed, config.collusion, config.omniscient
+        grid,
+        config.attack,
+        corrupt,
+        config.seed,
+        config.collusion,
+        config.omniscient,
+        expected_cohort=expected_cohort(config),
     )
 
 

@@ -10,11 +10,13 @@ from flwr.app import (
     Array,
     ArrayRecord,
     ConfigRecord,
+    Context,
     Error,
     Message,
     MetricRecord,
     RecordDict,
 )
+from flwr.clientapp import ClientApp
 from memory_grid import MemoryGrid
 
 from blackthorn import attacks
@@ -179,6 +181,30 @@ def test_without_collusion_each_reverses_its_own() -> None:
     sent = updates(attacked("reverse-average", collusion=False))
     for client in (4, 5):
         np.testing.assert_allclose(sent[client], -gradient(client), rtol=1e-6)
+
+
+@pytest.mark.parametrize("cohort", [range(6), [0, 5]], ids=["all", "few"])
+@pytest.mark.parametrize("name", attacks.names("vector"))
+def test_without_collusion_a_lie_is_the_lone_program_s_whoever_else_is_there(
+    name: str, cohort: list[int]
+) -> None:
+    """As in a cluster, where a Byzantine node knows its own update and the configuration alone:
+    no other client's data, nor its absence, moves the lie."""
+    inner = HonestGrid()
+    message = order(5)
+    message.content.config_records["config"]["seed"] = SEED
+    program = attacks.byzantine_app(ClientApp(), name)
+    program._honest_app = lambda message, _: inner.answer(5, message)  # type: ignore[assignment]
+    context = Context(1, 105, {}, RecordDict(), {"num-clients": 6})
+    alone = updates([program(message, context)])
+    sent = updates(attacked(name, cohort, collusion=False, expected_cohort=6))
+    np.testing.assert_array_equal(sent[5], alone[5])
+
+
+def test_without_collusion_nobody_knows_a_deviation() -> None:
+    sent = updates(attacked("baruch", collusion=False, expected_cohort=6))
+    for client in (4, 5):
+        np.testing.assert_allclose(sent[client], gradient(client), rtol=1e-6)
 
 
 def test_a_cohort_without_corrupt_clients_is_left_alone() -> None:

@@ -283,32 +283,6 @@ def test_what_is_no_matrix_of_updates_is_refused(name: str, own: torch.Tensor) -
         run(name, own)
 
 
-# Without collusion
-
-
-def test_without_collusion_everybody_has_its_own_average() -> None:
-    own = gaussian(5, 6)
-    alone = attacks.without_collusion(vector_attack("reverse-scaled-average"))
-    sent = alone(own, num_clients=9, generator=philox(0))
-    assert torch.allclose(sent, -50 * own, rtol=1e-12)
-    assert not torch.allclose(run("reverse-scaled-average", own), sent)
-
-
-def test_without_collusion_everybody_has_its_own_shift() -> None:
-    own = gaussian(3, 1000)
-    alone = attacks.without_collusion(attacks.gradient_shift)
-    shifts = (alone(own, num_clients=9, generator=philox(0)) - own) / 50
-    cosines = torch.corrcoef(shifts).fill_diagonal_(0)
-    assert cosines.abs().max() < 0.2
-    assert torch.allclose(shifts.std(dim=1), torch.ones(3, dtype=torch.float64), atol=0.15)
-
-
-def test_without_collusion_nobody_knows_a_deviation() -> None:
-    own = gaussian(25, 6)
-    alone = attacks.without_collusion(attacks.baruch)
-    assert torch.allclose(alone(own, num_clients=200, generator=philox(0)), own, rtol=1e-12)
-
-
 # Label flip and the names
 
 
