@@ -49,13 +49,16 @@ lint: $(READY)
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo --no-cache
 
-# In as many processes as there are cores; each of them takes some two GB.
+# Tests wait for processes half of their time, so that there are twice as many as two cores have
+# room for. Each takes some two GB: TEST_PROCESSES=1 where there are less than ten.
+TEST_PROCESSES ?= 4
 test: lint
-	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal \
+	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal \
 	  -m "not deployment and not docker and not slow"
 
+# Two files at a time: each has clusters that its tests share.
 test-deployment: $(READY)
-	$(BIN)/python -m pytest -m "deployment and not slow"
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "deployment and not slow"
 
 test-docker: $(READY)
 	$(BIN)/python -m pytest -m docker

@@ -177,7 +177,7 @@ def test_a_run_that_is_stopped_says_so_and_leaves_a_summary(
     )
     until(lambda: len(read_metrics(folder)) > 1 or process.poll() is not None, 120)
     process.send_signal(number)
-    go_on, last = process.communicate(timeout=60)[1].strip().splitlines()
+    go_on, last = process.communicate(timeout=180)[1].strip().splitlines()
     assert last == said
     assert process.returncode == code
     summary = json.loads((folder / "summary.json").read_text())
@@ -193,7 +193,7 @@ def goes_on_after(command: str, folder: Path, repository: Path) -> None:
     again = subprocess.Popen([sys.executable, "-m", program, *arguments], cwd=repository)
     until(lambda: last_round(folder) > before + 1 or again.poll() is not None, 120)
     again.terminate()
-    assert again.wait(60) == 143
+    assert again.wait(180) == 143
     [after] = json.loads((folder / "summary.json").read_text())["resumed_after"]
     assert after <= before
     assert [e["round"] for e in read_metrics(folder)] == list(range(last_round(folder) + 1))
