@@ -9,6 +9,7 @@ import pytest
 import test_disclosure
 import test_dp_sgd
 import test_generators
+import test_models_that_draw
 import test_resumed_spending
 from mutants import mutated
 
@@ -51,6 +52,14 @@ def _empty_batches(folder: Path, patch: pytest.MonkeyPatch) -> None:
 def _not_finite(folder: Path, patch: pytest.MonkeyPatch) -> None:
     del folder, patch
     test_dp_sgd.test_an_example_without_a_finite_gradient_does_not_show(math.nan)
+
+
+def _drawing(kind: str) -> Killer:
+    def kill(folder: Path, patch: pytest.MonkeyPatch) -> None:
+        del folder, patch
+        test_models_that_draw.test_an_example_more_moves_the_sum_by_its_own_gradient_alone(kind)
+
+    return kill
 
 
 def _every_number(folder: Path, patch: pytest.MonkeyPatch) -> None:
@@ -101,6 +110,8 @@ def _done_again(folder: Path, patch: pytest.MonkeyPatch) -> None:
         ),
         (dp_sgd, [("clip(gradient.double(), spec.clip_norm)", "gradient.double()")], _step),
         (dp_sgd, [(".nan_to_num_(nan=0.0)", "")], _not_finite),
+        (dp_sgd, [("            _seed_global_generators(seed)\n", "")], _drawing("dropout")),
+        (dp_sgd, [("model.forgetting()", "model")], _drawing("a buffer")),
         (dp_sgd, [("deviation = spec.noise", "deviation = 0.9 * spec.noise")], _noise),
         (
             dp_sgd,
