@@ -19,7 +19,7 @@ from flwr.app import ConfigRecord, Context, Message
 from flwr.clientapp import ClientApp
 from torch import Tensor
 
-from blackthorn.settings.randomness import Stream, generator_of
+from blackthorn.randomness import Stream, generator_of
 
 from .collusion import Accomplices, CollusionFailed
 from .label_flip import POISON_KEY

@@ -14,7 +14,7 @@ import torch
 from flwr.app import Error, Message, RecordDict
 from flwr.serverapp import Grid
 
-from blackthorn.settings.randomness import Stream, generator_of
+from blackthorn.randomness import Stream, generator_of
 
 from .label_flip import POISON_KEY
 from .model_records import ARRAYS, FlatModel

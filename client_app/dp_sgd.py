@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from blackthorn.randomness import Stream
 from blackthorn.settings.config import RunConfig
 from blackthorn.settings.privacy_checks import claims_sample_privacy
-from blackthorn.settings.randomness import Stream
 from blackthorn.strategies.accounting import Charge, Figure, Release, spent
 from blackthorn.strategies.bounding import clip
 from blackthorn.strategies.entropy import Randomness, SeededRandomness, SystemRandomness

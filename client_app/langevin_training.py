@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from blackthorn.randomness import Stream, generator_of
 from blackthorn.settings.config import RunConfig
-from blackthorn.settings.randomness import Stream, generator_of
 from blackthorn.strategies.langevin import Langevin, step_size
 from blackthorn.strategies.local_rule import (
     PRIOR_PRECISION,

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
+from blackthorn.randomness import Stream, generator_of
 from blackthorn.settings.config import RunConfig
-from blackthorn.settings.randomness import Stream, generator_of
 from blackthorn.tasks.datasets import Examples
 from blackthorn.tasks.labelled import LabelledTask
 from blackthorn.tasks.own_data import load_own_data

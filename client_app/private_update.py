@@ -8,9 +8,9 @@ import torch
 from blackthorn.client_app.bounding import bounded_models, bounded_update
 from blackthorn.client_app.disclosure import PublicRefusal
 from blackthorn.client_app.messages import RoundRequest
+from blackthorn.randomness import Stream
 from blackthorn.settings.config import RunConfig
 from blackthorn.settings.derived import noise_shares
-from blackthorn.settings.randomness import Stream
 from blackthorn.strategies.entropy import Randomness, SeededRandomness, SystemRandomness
 from blackthorn.strategies.local_rule import BOUND, NOISE_MULTIPLIER, NOISE_SHARES, LocalRule
 from blackthorn.strategies.noise import client_deviation, gaussian_noise, on_grid

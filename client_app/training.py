@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from blackthorn.settings.randomness import Stream, generator_of
+from blackthorn.randomness import Stream, generator_of
 from blackthorn.strategies.bounding import clip
 from blackthorn.tasks.flat_model import FlatModel
 from blackthorn.tasks.shards import ExampleShard, Shard

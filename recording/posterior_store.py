@@ -18,7 +18,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from blackthorn.settings.randomness import Stream, generator_of
+from blackthorn.randomness import Stream, generator_of
 from blackthorn.strategies.durable_file import replace_file
 
 FOLDER = "posterior"

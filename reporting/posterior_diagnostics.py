@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from blackthorn.randomness import Stream, generator_of
 from blackthorn.recording.posterior_store import StoredSample, read_samples
-from blackthorn.settings.randomness import Stream, generator_of
 from blackthorn.tasks.labelled import LabelledTask
 from blackthorn.tasks.problem import Problem
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from blackthorn.settings.randomness import Stream, generator_of
+from blackthorn.randomness import Stream, generator_of
 from blackthorn.strategies.failure_detector import FailureDetector
 from blackthorn.strategies.instruments import (
     inverse_noise_index,

@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 from scipy.special import ndtri
 
-from blackthorn.settings.randomness import Stream, generator_of
+from blackthorn.randomness import Stream, generator_of
 
 # Numbers drawn at a time: 2^20 are 8 MiB.
 _BLOCK = 1 << 20

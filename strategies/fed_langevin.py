@@ -8,7 +8,7 @@ from typing import Any, Literal, Unpack
 
 import torch
 
-from blackthorn.settings.randomness import Stream, generator_of
+from blackthorn.randomness import Stream, generator_of
 
 from .enrolment import Client
 from .frame import FederatedStrategy, FrameOptions

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 from flwr.app import ArrayRecord
 
-from blackthorn.settings.randomness import Stream, generator_of
+from blackthorn.randomness import Stream, generator_of
 
 Rule = Literal["last", "random-weighted", "uniform", "best"]
 

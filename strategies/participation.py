@@ -6,7 +6,7 @@ from typing import Protocol
 
 import numpy as np
 
-from blackthorn.settings.randomness import Stream, generator_of
+from blackthorn.randomness import Stream, generator_of
 
 
 def send_order(seed: int, server_round: int, size: int) -> list[int]:

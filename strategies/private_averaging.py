@@ -8,7 +8,7 @@ from typing import Any, Unpack
 import torch
 from flwr.serverapp.strategy import Result
 
-from blackthorn.settings.randomness import Stream, generator_of
+from blackthorn.randomness import Stream, generator_of
 
 from . import bounding
 from .accounting import Figure

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from blackthorn.settings.randomness import partition_generator
+from blackthorn.randomness import partition_generator
 
 # Keeps the partition's stream apart from every other one that is derived from the same seed.
 

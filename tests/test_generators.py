@@ -11,9 +11,9 @@ import pytest
 from blackthorn.client_app import dp_sgd, private_update
 from blackthorn.installation import APP_ROOT
 from blackthorn.launch.federation.workplace import write_secret
+from blackthorn.randomness import Stream
 from blackthorn.server_app.build import build_strategy
 from blackthorn.settings.config import make_config
-from blackthorn.settings.randomness import Stream
 from blackthorn.strategies.entropy import SeededRandomness, SystemRandomness
 from blackthorn.strategies.private_averaging import PrivateAveraging
 
@@ -55,14 +55,14 @@ STRONG = ("SystemRandomness", "urandom", "token_bytes", "generate_private_key")
 def generators(root: Path) -> dict[str, set[str]]:
     """`path: function` -> the calls in it that make random numbers, by their full names."""
     found: dict[str, set[str]] = {}
-    for package in PACKAGES:
-        for path in sorted((root / package).rglob("*.py")):
-            tree = ast.parse(path.read_text(encoding="utf-8"))
-            aliases = dict(_aliases(tree))
-            for function, call in _calls(tree):
-                name = _full_name(call.func, aliases)
-                if _is_random(name):
-                    found.setdefault(f"{path.relative_to(root)}: {function}", set()).add(name)
+    files = [path for package in PACKAGES for path in sorted((root / package).rglob("*.py"))]
+    for path in (*sorted((root / "blackthorn").glob("*.py")), *files):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        aliases = dict(_aliases(tree))
+        for function, call in _calls(tree):
+            name = _full_name(call.func, aliases)
+            if _is_random(name):
+                found.setdefault(f"{path.relative_to(root)}: {function}", set()).add(name)
     return found
 
 

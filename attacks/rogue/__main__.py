@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.serialization import (
 from flwr.app import Error, Message, MetricRecord, RecordDict
 from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, ObjectPushError
 
-from blackthorn.settings.randomness import Stream, generator_of
+from blackthorn.randomness import Stream, generator_of
 
 from ..round_config import number, round_config
 from .behaviours import BEHAVIOURS, SERVER_ATTACKS, Behaviour, Turn, honest_reply

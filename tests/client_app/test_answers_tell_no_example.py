@@ -16,8 +16,8 @@ from policy_client import DP_SGD, Client, run_config, train_message
 
 from blackthorn.client_app.disclosure import PublicRefusal
 from blackthorn.client_app.dp_sgd import DPSGD, train_dp_sgd
+from blackthorn.randomness import Stream
 from blackthorn.settings.config import RunConfig
-from blackthorn.settings.randomness import Stream
 from blackthorn.strategies.array_codec import encode
 from blackthorn.strategies.entropy import SeededRandomness
 from blackthorn.tasks.datasets import Examples

@@ -24,9 +24,9 @@ from blackthorn.client_app.dp_sgd import (
     train_clients_privately,
     train_dp_sgd,
 )
+from blackthorn.randomness import Stream
 from blackthorn.recording.run_folder import read_metrics
 from blackthorn.settings.config import ConfigError, make_config
-from blackthorn.settings.randomness import Stream
 from blackthorn.strategies import entropy
 from blackthorn.strategies.entropy import SeededRandomness, SystemRandomness
 from blackthorn.tasks.datasets import Examples

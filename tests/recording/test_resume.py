@@ -19,13 +19,13 @@ from rich.console import Console
 from safetensors.numpy import load_file
 
 from blackthorn.launch.commands.simulate import simulate
+from blackthorn.randomness import Stream
 from blackthorn.recording import run_states
 from blackthorn.recording.line_log import LineLog
 from blackthorn.recording.run_folder import read_metrics
 from blackthorn.recording.state_files import FOLDER, Saved, read_saved
 from blackthorn.server_app.run import prepare
 from blackthorn.settings.config import ConfigError, RunConfig, make_config, read_recipe
-from blackthorn.settings.randomness import Stream
 from blackthorn.strategies.entropy import SeededRandomness
 from blackthorn.strategies.ledger import read_charges
 from blackthorn.strategies.private_averaging import PrivateAveraging

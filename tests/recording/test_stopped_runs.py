@@ -15,10 +15,10 @@ from digits_runs import configuration, model
 from rich.console import Console
 
 from blackthorn.launch.commands.simulate import simulate
+from blackthorn.randomness import Stream
 from blackthorn.recording import run_states
 from blackthorn.recording.run_folder import read_summary
 from blackthorn.recording.state_files import read_saved
-from blackthorn.settings.randomness import Stream
 from blackthorn.strategies.entropy import SeededRandomness
 from blackthorn.strategies.frame import FederatedStrategy
 from blackthorn.strategies.global_model import GlobalModel

@@ -11,12 +11,12 @@ from digits_runs import configuration, run
 from rich.console import Console
 
 from blackthorn.launch.commands.simulate import simulate
+from blackthorn.randomness import Stream, generator_of
 from blackthorn.recording.failure_reason import RunFailed
 from blackthorn.recording.run_folder import read_metrics
 from blackthorn.server_app.build import build_strategy
 from blackthorn.settings.catalogue import GUARANTEES
 from blackthorn.settings.config import ConfigError, make_config
-from blackthorn.settings.randomness import Stream, generator_of
 from blackthorn.settings.robustness_checks import assumed_corrupt
 from blackthorn.strategies import (
     Buckets,

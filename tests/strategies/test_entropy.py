@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from blackthorn.settings.randomness import Stream
+from blackthorn.randomness import Stream
 from blackthorn.strategies import ClipNorm, PoissonParticipation, PrivacyPlan
 from blackthorn.strategies.entropy import LARGEST_NORMAL, SeededRandomness, SystemRandomness
 

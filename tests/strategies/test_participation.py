@@ -9,7 +9,7 @@ import pytest
 import torch
 from scipy import stats
 
-from blackthorn.settings.randomness import Stream, generator_of
+from blackthorn.randomness import Stream, generator_of
 from blackthorn.strategies import FixedParticipation, FullParticipation, PoissonParticipation
 from blackthorn.strategies.participation import Participation
 
