@@ -85,7 +85,7 @@ def _read(config: RunConfig, folder: Path) -> Saved:
         )
     _check_same(config, saved)
     values = {**saved.state.values, "rounds_begun": rounds_begun(folder, saved)}
-    return replace(saved, state=replace(saved.state, values=values))
+    return replace(saved, state=replace(saved.state, values=values, counted=True))
 
 
 def _check_same(config: RunConfig, saved: Saved) -> None:

@@ -167,6 +167,8 @@ class FederatedStrategy(Strategy):
         self._round = 0
         # How often clients were asked to train: in a resumed run more often than there are rounds.
         self.rounds_begun = 0
+        # False: earlier processes may have asked clients for more.
+        self.knows_rounds_begun = True
         self.output_round = 0
         # Whether `state` is whole: not from a round's first change of the model or of what
         # accounts for it until the observers have seen the round.
@@ -412,7 +414,7 @@ class FederatedStrategy(Strategy):
         output = arrays.pop("output", None)
         model.restore(arrays)
         self._local_lr, self._accuracy = state.values["local_lr"], state.values["accuracy"]
-        self.rounds_begun = state.begun
+        self.rounds_begun, self.knows_rounds_begun = state.begun, state.counted
         self._quorum_watch.in_a_row = state.values["below_quorum"]
         self._registry.restore(state.values["clients"])
         kept = model.arrays() if output is None else model.arrays_of(torch.from_numpy(output))

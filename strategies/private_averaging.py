@@ -87,8 +87,14 @@ class PrivateAveraging(FederatedStrategy):
         return self.ledger.figure() if self.has_central_claim else None
 
     def local_figure(self) -> Figure | None:
-        """The guarantee of one client's messages against the server itself."""
+        """The guarantee of one client's messages against the server itself.
+
+        None with noise at the server, without a claim, and after `from_state` with a state that
+        was not `counted`: nobody knows what the processes before it asked clients for.
+        """
         if not self.privacy.claim or self.privacy.noise_location == "server":
+            return None
+        if not self.knows_rounds_begun:
             return None
         return self.privacy.local_figure(self.rounds_begun)
 

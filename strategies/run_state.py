@@ -21,6 +21,9 @@ class RunState:
     server_round: int
     arrays: dict[str, np.ndarray]
     values: dict[str, Any]
+    # Whether `begun` has been made to count what was asked for after this state, by processes
+    # that died: who keeps a run folder can tell (`recording.resume`).
+    counted: bool = False
 
     @property
     def begun(self) -> int:

@@ -4,6 +4,7 @@ import json
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -483,6 +484,24 @@ def test_a_robust_rule_over_noised_messages_keeps_the_local_figure_alone() -> No
     strategy.start(grid(noisy=True), state_of(START), num_rounds=1, timeout=20)
     assert strategy.figure() is None
     assert strategy.local_figure() == strategy.privacy.local_figure()
+
+
+@pytest.mark.parametrize("counted", [False, True])
+def test_after_a_resume_there_is_a_local_figure_where_all_rounds_are_counted(
+    tmp_path: Path, counted: bool
+) -> None:
+    """The process before may have asked for a round that is in no state."""
+
+    def one() -> DPFedAvg:
+        private = plan(noise_location="client", participation=PoissonParticipation(1.0))
+        return DPFedAvg(private, local_rate=LR, ledger=tmp_path / "ledger.json")
+
+    strategy, again = one(), one()
+    strategy.start(grid(noisy=True), state_of(START), num_rounds=1, timeout=20)
+    state = replace(strategy.state(), counted=counted)
+    again.start(grid(noisy=True), state_of(START), num_rounds=2, timeout=20, from_state=state)
+    expected = again.privacy.local_figure(2) if counted else None
+    assert again.local_figure() == expected
 
 
 def test_nothing_of_the_cohort_is_logged_or_returned(caplog: pytest.LogCaptureFixture) -> None:
