@@ -496,9 +496,10 @@ def test_after_a_resume_there_is_a_local_figure_where_all_rounds_are_counted(
         private = plan(noise_location="client", participation=PoissonParticipation(1.0))
         return DPFedAvg(private, local_rate=LR, ledger=tmp_path / "ledger.json")
 
-    strategy, again = one(), one()
+    strategy = one()
     strategy.start(grid(noisy=True), state_of(START), num_rounds=1, timeout=20)
     state = replace(strategy.state(), counted=counted)
+    again = one()
     again.start(grid(noisy=True), state_of(START), num_rounds=2, timeout=20, from_state=state)
     expected = again.privacy.local_figure(2) if counted else None
     assert again.local_figure() == expected
