@@ -6,7 +6,7 @@
 
 from .byzantine_app import byzantine_app
 from .distance_attacks import min_max, min_sum
-from .label_flip import POISON_KEY, flip_labels
+from .label_flip import flip_labels
 from .registry import Attack, DataAttack, ReplyAttack, VectorAttack, get, names
 from .simulated import AttackingGrid, fixed_corrupt, redrawn_corrupt
 from .vector_attacks import (
@@ -22,7 +22,6 @@ from .vector_attacks import (
 )
 
 __all__ = [
-    "POISON_KEY",
     "Attack",
     "AttackingGrid",
     "DataAttack",

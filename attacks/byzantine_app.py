@@ -20,10 +20,10 @@ from flwr.clientapp import ClientApp
 from torch import Tensor
 
 from blackthorn.randomness import Stream, generator_of
+from blackthorn.wire import ARRAYS, CLIENT_ID, LOCAL_LR, POISON, SEED, SERVER_ROUND
 
 from .collusion import Accomplices, CollusionFailed
-from .label_flip import POISON_KEY
-from .model_records import ARRAYS, FlatModel
+from .model_records import FlatModel
 from .registry import DataAttack, ReplyAttack, VectorAttack, get
 from .round_config import expected_cohort, number, round_config
 
@@ -56,11 +56,11 @@ class ByzantineApp(ClientApp):
 
     def _train_on_poison(self, attack: DataAttack, message: Message, context: Context) -> Message:
         """Train under a node config that names the poison, as the node's operator may."""
-        context.node_config[POISON_KEY] = attack.name
+        context.node_config[POISON] = attack.name
         try:
             return self._honest_app(message, context)
         finally:
-            del context.node_config[POISON_KEY]
+            del context.node_config[POISON]
 
 
 def byzantine_app(
@@ -78,7 +78,7 @@ def _lie(
     accomplices: Accomplices | None,
 ) -> Message:
     config = round_config(message)
-    local_lr = number(config, "local-lr", 1.0)
+    local_lr = number(config, LOCAL_LR, 1.0)
     model = FlatModel(message.content.array_records[ARRAYS])
     own = model.update(reply, local_lr)
     together = None if accomplices is None else _shared(accomplices, message, own)
@@ -94,8 +94,8 @@ def _lie(
 def _shared(accomplices: Accomplices, message: Message, own: Tensor) -> tuple[Tensor, int] | None:
     """The colluders' updates [b, d] and the own row; None, with a warning, if nobody answers."""
     config = round_config(message)
-    server_round = int(number(config, "server-round", 0))
-    client_id = int(number(config, "client-id", 0))
+    server_round = int(number(config, SERVER_ROUND, 0))
+    client_id = int(number(config, CLIENT_ID, 0))
     try:
         return accomplices.share(str(message.metadata.run_id), server_round, client_id, own)
     except CollusionFailed as failure:
@@ -104,9 +104,9 @@ def _shared(accomplices: Accomplices, message: Message, own: Tensor) -> tuple[Te
 
 
 def _generator(attack: VectorAttack, config: ConfigRecord, together: bool) -> np.random.Generator:
-    seed = int(number(config, "seed", 0))
-    server_round = int(number(config, "server-round", 0))
+    seed = int(number(config, SEED, 0))
+    server_round = int(number(config, SERVER_ROUND, 0))
     if together or attack.shared_randomness:
         return generator_of(Stream.COLLUDERS, seed, server_round)
-    client = int(number(config, "client-id", 0))
+    client = int(number(config, CLIENT_ID, 0))
     return generator_of(Stream.COLLUDER, seed, server_round, client)

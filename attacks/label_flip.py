@@ -2,10 +2,6 @@
 
 from torch import Tensor
 
-# A node's config (or, in the in-process engine, the train message's) says under this key which
-# data attack its client trains under.
-POISON_KEY = "poison"
-
 
 def flip_labels(y: Tensor, num_classes: int) -> Tensor:
     """Labels y -> num_classes - 1 - y, same shape and dtype; `y` is left as it is."""

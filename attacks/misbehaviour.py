@@ -17,6 +17,8 @@ from collections.abc import Callable
 import numpy as np
 from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 
+from blackthorn.wire import METRICS, NUM_EXAMPLES
+
 SECONDS_VARIABLE = "BLACKTHORN_ATTACK_SECONDS"
 _NUMPY = "numpy.ndarray"  # Flower's name for the .npy serialisation
 
@@ -124,9 +126,9 @@ def huge_count(reply: Message) -> Message:
     """1e30 examples, which would own any weighted mean; the other metrics stay."""
 
     def boast(content: RecordDict) -> RecordDict:
-        metrics = content.metric_records or {"metrics": MetricRecord()}
+        metrics = content.metric_records or {METRICS: MetricRecord()}
         boasts = {
-            name: MetricRecord({**record, "num-examples": 1e30}) for name, record in metrics.items()
+            name: MetricRecord({**record, NUM_EXAMPLES: 1e30}) for name, record in metrics.items()
         }
         return RecordDict({**content, **boasts})
 

@@ -12,7 +12,7 @@ import torch
 from flwr.app import Array, ArrayRecord, Message, RecordDict
 from torch import Tensor
 
-ARRAYS = "arrays"  # the record of a message that holds the model
+from blackthorn.wire import ARRAYS
 
 
 class FlatModel:

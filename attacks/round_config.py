@@ -4,9 +4,7 @@ import hashlib
 
 from flwr.app import ConfigRecord, Context, Message
 
-CONFIG = "config"  # the record of a message that holds the round's instructions
-RULE = "rule"  # the record that says what the clients do
-ATTESTED = "attested"  # the record of a reply that says they did, a liar's reply, too
+from blackthorn.wire import CONFIG, RULE, SERVER_ROUND
 
 
 def round_config(message: Message) -> ConfigRecord:
@@ -19,7 +17,7 @@ def attestation(message: Message) -> ConfigRecord:
     as an honest client makes it."""
     numbers = dict(message.content.config_records[RULE])
     name = numbers.pop("name")
-    server_round = int(number(round_config(message), "server-round"))
+    server_round = int(number(round_config(message), SERVER_ROUND))
     exact = sorted((key, float(value)) for key, value in numbers.items())  # type: ignore[arg-type]
     said = repr(("this ClientApp has carried out the rule", server_round, name, exact))
     return ConfigRecord({"sha256": hashlib.sha256(said.encode()).hexdigest()})

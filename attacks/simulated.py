@@ -15,9 +15,9 @@ from flwr.app import Error, Message, RecordDict
 from flwr.serverapp import Grid
 
 from blackthorn.randomness import Stream, generator_of
+from blackthorn.wire import ARRAYS, CLIENT_ID, LOCAL_LR, POISON, SERVER_ROUND
 
-from .label_flip import POISON_KEY
-from .model_records import ARRAYS, FlatModel
+from .model_records import FlatModel
 from .registry import DataAttack, ReplyAttack, VectorAttack, get
 from .round_config import number, round_config
 
@@ -89,7 +89,7 @@ class AttackingGrid(Grid):
         seed: int,
         collusion: bool = True,
         omniscient: bool = False,
-        local_lr_key: str = "local-lr",
+        local_lr_key: str = LOCAL_LR,
         expected_cohort: int = 1,
     ) -> None:
         self._grid = grid
@@ -111,7 +111,7 @@ class AttackingGrid(Grid):
         if isinstance(self._attack, DataAttack):
             for order in orders:
                 if order.client_id in corrupt:
-                    round_config(order.message)[POISON_KEY] = self._attack.name
+                    round_config(order.message)[POISON] = self._attack.name
         replies = list(self._grid.send_and_receive(messages, timeout=timeout))
         answers = _answers(orders, replies)
         liars = [answer for answer in answers if answer.order.client_id in corrupt]
@@ -159,8 +159,8 @@ class AttackingGrid(Grid):
         config = round_config(message)
         return _Order(
             message,
-            int(number(config, "server-round")),
-            int(number(config, "client-id")),
+            int(number(config, SERVER_ROUND)),
+            int(number(config, CLIENT_ID)),
             float(number(config, self._local_lr_key)),
         )
 

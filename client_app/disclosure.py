@@ -15,9 +15,7 @@ from flwr.clientapp.typing import ClientAppCallable
 
 from blackthorn.settings.config import RunConfig, make_config
 from blackthorn.settings.privacy_checks import claims_privacy, claims_sample_privacy
-from blackthorn.strategies.local_rule import ATTESTED
-
-from .messages import NUM_EXAMPLES, PROBLEM
+from blackthorn.wire import ATTESTED, CLIENT_ID, NUM_EXAMPLES, PROBLEM, SAMPLE_EPSILON, UPDATE_NORM
 
 Level = Literal["none", "sample", "client"]
 
@@ -25,9 +23,9 @@ UNTOLD = "its examples cannot be used; under a privacy claim only its own output
 
 # Figure -> the levels at which it is said as it is, and why.
 _SAID: dict[str, tuple[tuple[Level, ...], str]] = {
-    "client-id": (("none", "sample", "client"), "who it is, not what it has"),
-    "sample-epsilon": (("none", "sample", "client"), "of the configuration and the rounds alone"),
-    "update-norm": (("none", "sample"), "of the model that is sent: DP-SGD's noise is in it"),
+    CLIENT_ID: (("none", "sample", "client"), "who it is, not what it has"),
+    SAMPLE_EPSILON: (("none", "sample", "client"), "of the configuration and the rounds alone"),
+    UPDATE_NORM: (("none", "sample"), "of the model that is sent: DP-SGD's noise is in it"),
     "evaluation": (("none",), "exact figures of examples; so none are held out for it either"),
     PROBLEM: (("none",), "what is wrong with an example tells of it; UNTOLD in its place"),
     NUM_EXAMPLES: (("none",), "one example more or less shows in it; 1 in its place"),

@@ -13,12 +13,27 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
 from blackthorn.strategies.array_codec import decode, encode
-from blackthorn.strategies.local_rule import ATTESTED, Attestation, LocalRule
+from blackthorn.strategies.local_rule import Attestation, LocalRule
 from blackthorn.tasks.flat_model import FlatModel
+from blackthorn.wire import (
+    ARRAYS,
+    ATTESTED,
+    CLIENT_ID,
+    CONFIG,
+    LOCAL_LR,
+    METRICS,
+    NUM_EXAMPLES,
+    PROBLEM,
+    ROUNDS_BEGUN,
+    SAMPLE_EPSILON,
+    SERVER_ROUND,
+    SHARE,
+    SHARED_SEED,
+    TOTAL_EXAMPLES,
+    UPDATE_NORM,
+)
 
 _NO_RECORDS = RecordDict()
-NUM_EXAMPLES = "num-examples"
-PROBLEM = "problem"
 
 
 @dataclass(frozen=True)
@@ -47,25 +62,25 @@ class RoundRequest:
 
 def read_round(message: Message) -> RoundRequest:
     """The instruction in a train message. Raises KeyError if it is not one of ours."""
-    config = message.content["config"]
+    config = message.content[CONFIG]
     if not isinstance(config, ConfigRecord):
         raise KeyError("the message has no config")
-    server_round = int(_number(config["server-round"]))
+    server_round = int(_number(config[SERVER_ROUND]))
     return RoundRequest(
         server_round=server_round,
-        local_lr=float(_number(config.get("local-lr", 1.0))),
+        local_lr=float(_number(config.get(LOCAL_LR, 1.0))),
         arrays=read_model(message),
         rule=LocalRule.of(message.content),
-        rounds_begun=max(server_round, int(_number(config.get("rounds-begun", 0)))),
-        share=float(_number(config.get("share", 0.0))),
-        total_examples=int(_number(config.get("total-examples", 0))),
-        shared_seed=int(_number(config.get("shared-seed", 0))),
+        rounds_begun=max(server_round, int(_number(config.get(ROUNDS_BEGUN, 0)))),
+        share=float(_number(config.get(SHARE, 0.0))),
+        total_examples=int(_number(config.get(TOTAL_EXAMPLES, 0))),
+        shared_seed=int(_number(config.get(SHARED_SEED, 0))),
     )
 
 
 def read_model(message: Message) -> ArrayRecord:
     """The global model in a train or evaluate message. Raises KeyError where there is none."""
-    arrays = message.content["arrays"]
+    arrays = message.content[ARRAYS]
     if not isinstance(arrays, ArrayRecord):
         raise KeyError("the message has no arrays")
     return arrays
@@ -75,11 +90,10 @@ def read_rounds(messages: Sequence[Message]) -> list[RoundRequest]:
     """The instructions in the train messages of one round, which differ in the clients' shares
     of the examples alone. Raises KeyError if they are not ours."""
     first = read_round(messages[0])
-    if "share" not in messages[0].content["config"]:
+    if SHARE not in messages[0].content[CONFIG]:
         return [first] * len(messages)
     return [
-        replace(first, share=float(_number(message.content["config"]["share"])))
-        for message in messages
+        replace(first, share=float(_number(message.content[CONFIG][SHARE]))) for message in messages
     ]
 
 
@@ -140,11 +154,11 @@ def train_reply(
     if train_loss is not None:
         metrics["train-loss"] = train_loss
     if update_norm is not None:
-        metrics["update-norm"] = update_norm
+        metrics[UPDATE_NORM] = update_norm
     if sample_epsilon is not None:
-        metrics["sample-epsilon"] = sample_epsilon
+        metrics[SAMPLE_EPSILON] = sample_epsilon
     content = _NO_RECORDS.copy()
-    content["arrays"], content["metrics"] = arrays, metrics
+    content[ARRAYS], content[METRICS] = arrays, metrics
     content[ATTESTED] = request.attestation
     return Message(content, reply_to=message)
 
@@ -157,16 +171,16 @@ def _counted(num_examples: int) -> MetricRecord:
 def evaluate_reply(message: Message, num_examples: int, metrics: Mapping[str, float]) -> Message:
     """The reply to an evaluate message."""
     record = MetricRecord({NUM_EXAMPLES: num_examples, **metrics})
-    return Message(RecordDict({"metrics": record}), reply_to=message)
+    return Message(RecordDict({METRICS: record}), reply_to=message)
 
 
 def enrolment_reply(message: Message, client_id: int, num_examples: int) -> Message:
     """The answer to the server's question which client this node holds."""
-    record = MetricRecord({"client-id": client_id, NUM_EXAMPLES: num_examples})
-    return Message(RecordDict({"metrics": record}), reply_to=message)
+    record = MetricRecord({CLIENT_ID: client_id, NUM_EXAMPLES: num_examples})
+    return Message(RecordDict({METRICS: record}), reply_to=message)
 
 
 def enrolment_refusal(message: Message, client_id: int, problem: str) -> Message:
     """The answer of a node whose client cannot take part: an error reply would not name it."""
-    metrics, config = MetricRecord({"client-id": client_id}), ConfigRecord({PROBLEM: problem})
-    return Message(RecordDict({"metrics": metrics, "config": config}), reply_to=message)
+    metrics, config = MetricRecord({CLIENT_ID: client_id}), ConfigRecord({PROBLEM: problem})
+    return Message(RecordDict({METRICS: metrics, CONFIG: config}), reply_to=message)

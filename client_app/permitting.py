@@ -10,8 +10,8 @@ from flwr.clientapp.typing import ClientAppCallable
 
 from blackthorn.installation import difference
 from blackthorn.settings.config import ConfigError, RunConfig, make_config
-from blackthorn.strategies.enrolment import SERVER_CODE
 from blackthorn.strategies.screening import one_line
+from blackthorn.wire import CONFIG, SERVER_CODE
 
 from .client_ledger import ClientLedger, LedgerUnusable, Sent
 from .configured_rule import check_rule
@@ -107,7 +107,7 @@ def check_code(message: Message) -> None:
     The client's half of an algorithm runs here, whatever the server has. A server that does not
     say is no Blackthorn of this kind, and its rounds are checked one by one.
     """
-    config = message.content.config_records.get("config", ConfigRecord())
+    config = message.content.config_records.get(CONFIG, ConfigRecord())
     code = config.get(SERVER_CODE)
     unlike = difference(one_line(str(code)), "the server") if code is not None else None
     if unlike is not None:

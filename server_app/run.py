@@ -57,6 +57,7 @@ from blackthorn.strategies.frame import EvaluateFn, Observer
 from blackthorn.strategies.langevin import require_balance, shares
 from blackthorn.strategies.reports import RoundReport
 from blackthorn.tasks.problem import Problem, load_problem
+from blackthorn.wire import SEED
 
 logger = logging.getLogger("blackthorn")
 
@@ -223,7 +224,7 @@ def _federate(
             ArrayRecord(prepared.problem.state()),
             num_rounds=config.num_server_rounds,
             timeout=config.round_timeout,
-            train_config=ConfigRecord({"seed": config.seed}),
+            train_config=ConfigRecord({SEED: config.seed}),
             evaluate_fn=evaluation_of(config, prepared.problem),
             from_state=None if saved is None else saved.state,
         )

@@ -34,6 +34,7 @@ from blackthorn.simulation.memory import keep_freed_memory, set_imports_aside
 from blackthorn.strategies.array_codec import HeldArray
 from blackthorn.tasks.problem import Problem
 from blackthorn.tasks.shards import Shard
+from blackthorn.wire import CONFIG, POISON
 
 # Node ids only have to differ from Flower's own (0 and 1).
 _FIRST_NODE = 1000
@@ -151,7 +152,7 @@ class EngineGrid(Grid):
     def _shard(self, message: Message) -> Shard:
         """The client's shard; with flipped labels where the simulated attacker poisons them."""
         shard = self._shards[_client_of(message)]
-        poison = message.content["config"].get("poison", "")
+        poison = message.content[CONFIG].get(POISON, "")
         return self.problem.poisoned(shard, str(poison))
 
 

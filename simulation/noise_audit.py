@@ -17,17 +17,12 @@ from blackthorn.settings.config import RunConfig
 from blackthorn.simulation.auditing import Finding, lower_bound
 from blackthorn.simulation.engine import EngineGrid
 from blackthorn.strategies import PrivacyPlan, Release, spent
-from blackthorn.strategies.local_rule import (
-    NOISE_MULTIPLIER,
-    NOISE_SHARES,
-    RULE,
-    UNNAMED,
-    LocalRule,
-)
+from blackthorn.strategies.local_rule import NOISE_MULTIPLIER, NOISE_SHARES, UNNAMED, LocalRule
 from blackthorn.tasks.datasets import Examples
 from blackthorn.tasks.labelled import LabelledTask
 from blackthorn.tasks.problem import Problem
 from blackthorn.tasks.shards import ExampleShard, Shard
+from blackthorn.wire import ARRAYS, CONFIG, LOCAL_LR, RULE, SERVER_ROUND
 
 _MOST_SHARDS = 8
 _LARGEST_INPUT = 1e6
@@ -106,15 +101,15 @@ def update_sent(client: EngineGrid, plan: PrivacyPlan) -> torch.Tensor:
     request = RoundRequest(1, config.local_lr, arrays, LocalRule(UNNAMED, told))
     content = RecordDict(
         {
-            "arrays": arrays,
-            "config": ConfigRecord({"server-round": 1, "local-lr": config.local_lr}),
+            ARRAYS: arrays,
+            CONFIG: ConfigRecord({SERVER_ROUND: 1, LOCAL_LR: config.local_lr}),
             RULE: configured_rule(config, request).record(),
         }
     )
     node = next(iter(client.get_node_ids()))
     (reply,) = client.send_and_receive([Message(content, node, "train")])
     start = start_vector(arrays, model).double()
-    sent = start_vector(reply.content.array_records["arrays"], model).double()
+    sent = start_vector(reply.content.array_records[ARRAYS], model).double()
     bound = plan.clip_norm.in_gradient_units(config.local_lr)
     return (start - sent) / config.local_lr / bound
 

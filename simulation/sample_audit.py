@@ -17,12 +17,13 @@ from blackthorn.client_app.messages import RoundRequest, start_vector
 from blackthorn.settings.config import RunConfig
 from blackthorn.simulation.auditing import Finding, lower_bound
 from blackthorn.simulation.engine import EngineGrid
-from blackthorn.strategies.local_rule import RULE, UNNAMED, LocalRule
+from blackthorn.strategies.local_rule import UNNAMED, LocalRule
 from blackthorn.tasks.datasets import Examples
 from blackthorn.tasks.flat_model import FlatModel
 from blackthorn.tasks.labelled import LabelledTask
 from blackthorn.tasks.problem import Problem
 from blackthorn.tasks.shards import ExampleShard
+from blackthorn.wire import ARRAYS, CONFIG, LOCAL_LR, RULE, SERVER_ROUND
 
 # What a figure is that a reply does not hold: far below all others.
 _MISSING = -1e300
@@ -98,8 +99,8 @@ def _replies(grid: EngineGrid, config: RunConfig) -> list[Message]:
     request = RoundRequest(1, config.local_lr, arrays, LocalRule(UNNAMED))
     content = RecordDict(
         {
-            "arrays": arrays,
-            "config": ConfigRecord({"server-round": 1, "local-lr": config.local_lr}),
+            ARRAYS: arrays,
+            CONFIG: ConfigRecord({SERVER_ROUND: 1, LOCAL_LR: config.local_lr}),
             RULE: configured_rule(config, request).record(),
         }
     )
@@ -113,7 +114,7 @@ def _statistics(
 ) -> dict[str, float]:
     """What an attacker looks at: two figures of the model, and all that are said."""
     enrolled, trained = replies
-    moved = start.double() - start_vector(trained.content.array_records["arrays"], model).double()
+    moved = start.double() - start_vector(trained.content.array_records[ARRAYS], model).double()
     seen = {
         "along its gradient": float(moved @ direction),
         "length": float(torch.linalg.vector_norm(moved)),

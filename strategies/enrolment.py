@@ -15,18 +15,14 @@ from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
 from blackthorn.installation import CODE
+from blackthorn.wire import ASK, CLIENT_ID, CONFIG, ENROL, PROBLEM, SERVER_CODE
 
 from .delivery import AwaitedReply, Delivery, send
 from .guarded_link import GuardedLink, KeyHolder, Refusal
 from .link import LinkDown, call_within
 from .screening import RejectedReply, content_of, one_line, read_count, scalar_metrics
 
-CLIENT_ID = "client-id"
-# The entry in which a node says why its client cannot take part.
-PROBLEM = "problem"
 MAX_CLIENT_ID = 2**31 - 1
-# The entry in which the server says which code it has.
-SERVER_CODE = "code"
 _MAX_ATTEMPTS = 3
 _POLL_SECONDS = 0.5
 # How long a round waits for new nodes that may hold a client that is missing.
@@ -363,7 +359,7 @@ def _problem(content: RecordDict) -> str | None:
 
 
 def _query(node: int, timeout: float) -> Message:
-    content = RecordDict({"config": ConfigRecord({"ask": "enrol", SERVER_CODE: CODE})})
+    content = RecordDict({CONFIG: ConfigRecord({ASK: ENROL, SERVER_CODE: CODE})})
     return Message(content, node, MessageType.QUERY, ttl=timeout)
 
 

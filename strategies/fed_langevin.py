@@ -9,6 +9,7 @@ from typing import Any, Literal, Unpack
 import torch
 
 from blackthorn.randomness import Stream, generator_of
+from blackthorn.wire import SHARE, SHARED_SEED, TOTAL_EXAMPLES
 
 from .enrolment import Client
 from .frame import FederatedStrategy, FrameOptions
@@ -29,10 +30,6 @@ from .shared_noise import MAX_SHARED_SEED
 logger = logging.getLogger("blackthorn")
 
 Scheme = Literal["full", "with-replacement", "without-replacement"]
-
-SHARE = "share"
-TOTAL_EXAMPLES = "total-examples"
-SHARED_SEED = "shared-seed"
 
 
 class FedLangevin(FederatedStrategy):

@@ -20,17 +20,29 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from blackthorn.randomness import Stream, generator_of
+from blackthorn.wire import (
+    ARRAYS,
+    CLIENT_ID,
+    CONFIG,
+    LOCAL_LR,
+    NONCE,
+    ROUNDS_BEGUN,
+    RULE,
+    SAMPLE_EPSILON,
+    SERVER_ROUND,
+    UPDATE_NORM,
+)
 
 from .aggregation import Aggregate
 from .aggregators import Aggregator, weighted_mean
 from .bounding import row_norms
 from .delivery import Delivery, Enough, attribute_replies, exchange, exchange_until
-from .enrolment import CLIENT_ID, Client, ClientRegistry
+from .enrolment import Client, ClientRegistry
 from .federated_evaluation import average_metrics
 from .global_model import GlobalModel
 from .inbox import Screened, screen_inbox
 from .learning_rate import LocalRate
-from .local_rule import RULE, SGD, Attestation, LocalRule
+from .local_rule import SGD, Attestation, LocalRule
 from .output_iterate import IterateKeeper, OutputIterate
 from .participation import (
     FullParticipation,
@@ -47,13 +59,6 @@ logger = logging.getLogger("blackthorn")
 
 Observer = Callable[[RoundReport], None]
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
-
-SERVER_ROUND = "server-round"
-LOCAL_LR = "local-lr"
-ROUNDS_BEGUN = "rounds-begun"
-NONCE = "nonce"
-UPDATE_NORM = "update-norm"
-SAMPLE_EPSILON = "sample-epsilon"
 
 
 class FrameOptions(TypedDict, total=False):
@@ -481,13 +486,13 @@ class FederatedStrategy(Strategy):
     ) -> Message:
         # Copies: Flower checks every entry that is set, which is most of the work of a message.
         content = content.copy()
-        config = cast(ConfigRecord, content["config"]).copy()
+        config = cast(ConfigRecord, content[CONFIG]).copy()
         for name, value in own.items():
             config[name] = value
         config[CLIENT_ID] = client
         # On its way a record is known by its digest: nobody may guess that of another's.
         config[NONCE] = secrets.token_hex(16)
-        content["config"] = config
+        content[CONFIG] = config
         node, group = self._registry[client].node_id, str(config[SERVER_ROUND])
         # A straggler must not spend its time on a round that is over: hence the time to live.
         return Message(content, node, kind, ttl=ttl, group_id=group)
@@ -662,7 +667,7 @@ class FederatedStrategy(Strategy):
 def _round_content(arrays: ArrayRecord, config: Mapping[str, Any], server_round: int) -> RecordDict:
     """What the messages of a round have in common."""
     shared = ConfigRecord({**config, SERVER_ROUND: server_round})
-    return RecordDict({"arrays": arrays, "config": shared})
+    return RecordDict({ARRAYS: arrays, CONFIG: shared})
 
 
 def _check_options(weighting: str, identity: str, evaluate_every: int) -> None:

@@ -18,8 +18,8 @@ from typing import Any
 
 from flwr.app import ConfigRecord, RecordDict
 
-RULE = "rule"  # the record of a message that holds it
-ATTESTED = "attested"  # the record of a reply that attests it
+from blackthorn.wire import ATTESTED, RULE
+
 _NAME = "name"
 
 # The rules there are, and what an honest client does (bounds of gradients and updates are in

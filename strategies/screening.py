@@ -11,12 +11,13 @@ import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 
+from blackthorn.wire import ATTESTED, NUM_EXAMPLES, RULE
+
 from .array_codec import NUMPY, HeldArray, read_header
 from .global_model import GlobalModel
 from .layout import ModelLayout
-from .local_rule import ATTESTED, RULE, Attestation
+from .local_rule import Attestation
 
-NUM_EXAMPLES = "num-examples"
 MAX_EXAMPLES = 10**12
 # Rules take products of up to four updates in float64; every float32 is far below this.
 MAX_UPDATE = 1e70

@@ -26,12 +26,8 @@ from blackthorn.launch.commands.recipes import recipe_config
 from blackthorn.launch.federation.app_bundle import COMPONENTS, stage_app
 from blackthorn.server_app.serverapp import main
 from blackthorn.settings.config import ConfigError, to_mapping
-from blackthorn.strategies.enrolment import (
-    SERVER_CODE,
-    CannotTakePart,
-    ClientRegistry,
-    read_enrolment,
-)
+from blackthorn.strategies.enrolment import CannotTakePart, ClientRegistry, read_enrolment
+from blackthorn.wire import SERVER_CODE
 
 FOLDERS = tuple(sorted(path.name for path in APP_ROOT.iterdir() if path.is_dir()))
 PACKAGES = tuple(name for name in FOLDERS if (APP_ROOT / name / "__init__.py").is_file())

@@ -23,6 +23,7 @@ from flwr.app import Error, Message, MetricRecord, RecordDict
 from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, ObjectPushError
 
 from blackthorn.randomness import Stream, generator_of
+from blackthorn.wire import CLIENT_ID, METRICS, NUM_EXAMPLES, SERVER_ROUND
 
 from ..round_config import number, round_config
 from .behaviours import BEHAVIOURS, SERVER_ATTACKS, Behaviour, Turn, honest_reply
@@ -62,15 +63,13 @@ class Rogue:
         if kind == "train":
             self._misbehave(message)
         elif kind == "query":
-            metrics = MetricRecord(
-                {"client-id": self._client_id, "num-examples": self._num_examples}
-            )
-            self._fleet.deliver(Message(RecordDict({"metrics": metrics}), reply_to=message))
+            metrics = MetricRecord({CLIENT_ID: self._client_id, NUM_EXAMPLES: self._num_examples})
+            self._fleet.deliver(Message(RecordDict({METRICS: metrics}), reply_to=message))
         else:
             self._fleet.deliver(Message(_NO_EXAMPLES, reply_to=message))
 
     def _misbehave(self, order: Message) -> None:
-        server_round = int(number(round_config(order), "server-round", 0))
+        server_round = int(number(round_config(order), SERVER_ROUND, 0))
         name = self._choose(server_round)
         reply = honest_reply(order, self._num_examples)
         behaviour: Behaviour = _ALL[name]

@@ -14,9 +14,10 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 
+from blackthorn.wire import ARRAYS, ATTESTED, METRICS, NUM_EXAMPLES, RULE, SERVER_ROUND
+
 from ..misbehaviour import REPLY_ATTACKS
-from ..model_records import ARRAYS
-from ..round_config import ATTESTED, RULE, attestation
+from ..round_config import attestation
 from .fleet import Fleet
 from .server_attacks import ATTACKS, HELD, Peer
 
@@ -48,8 +49,8 @@ Behaviour = Callable[[Turn], str]
 def honest_reply(order: Message, num_examples: int) -> Message:
     """The order's own model, as if training had changed nothing, and the word that it has."""
     arrays = order.content.array_records[ARRAYS]
-    metrics = MetricRecord({"num-examples": num_examples})
-    content = RecordDict({ARRAYS: arrays, "metrics": metrics})
+    metrics = MetricRecord({NUM_EXAMPLES: num_examples})
+    content = RecordDict({ARRAYS: arrays, METRICS: metrics})
     if RULE in order.content:
         content[ATTESTED] = attestation(order)
     return Message(content, reply_to=order)
@@ -140,8 +141,8 @@ def replayed(turn: Turn) -> str:
 
 def forged_round(turn: Turn) -> str:
     """A good reply that says it is for another round."""
-    metrics = MetricRecord({**turn.honest.content.metric_records["metrics"], "server-round": 1000})
-    forged = _with_content(turn.honest, {**turn.honest.content, "metrics": metrics})
+    metrics = MetricRecord({**turn.honest.content.metric_records[METRICS], SERVER_ROUND: 1000})
+    forged = _with_content(turn.honest, {**turn.honest.content, METRICS: metrics})
     forged.metadata.__dict__["_group_id"] = "1000"
     return _delivered(turn.fleet.deliver(forged))
 

@@ -28,6 +28,8 @@ from flwr.supercore.primitives.asymmetric import (
     sign_message,
 )
 
+from blackthorn.wire import NUM_EXAMPLES
+
 from . import http2
 
 _PUSH = "/flwr.proto.Fleet/PushMessages"
@@ -130,7 +132,7 @@ def foreseen_objects(peer: Peer) -> str:
     """What others may send, announced before them as consisting of a part that is nowhere."""
     tree = message_pb2.ObjectTree(object_id=object_id(3 * 10**6))
     for count in range(1, 41):
-        record = tree.children.add(object_id=MetricRecord({"num-examples": count}).object_id)
+        record = tree.children.add(object_id=MetricRecord({NUM_EXAMPLES: count}).object_id)
         record.children.add(object_id=object_id(3 * 10**6 + 1))
     return push(peer, tree)
 

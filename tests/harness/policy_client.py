@@ -15,11 +15,11 @@ from blackthorn.strategies.local_rule import (
     CLIP_UPDATE,
     NOISE_MULTIPLIER,
     NOISE_SHARES,
-    RULE,
     SGD,
     LocalRule,
 )
 from blackthorn.tasks.problem import load_problem
+from blackthorn.wire import RULE
 
 COHORT = 4
 # Noise at the clients, z left to the server: the recipe has a budget, not a multiplier.

@@ -1,0 +1,35 @@
+"""The records of a message between server and clients, and their entries, each named once.
+
+Arrays and metrics have the names of Flower's own strategies, so that its apps understand them.
+Behind each name stands who writes it; the other side reads it, and a Byzantine client or the rogue
+writes what a client does.
+"""
+
+# Records of a message.
+ARRAYS = "arrays"  # both: the model's state_dict, of an ArrayRecord
+CONFIG = "config"  # server: what follows below; client: its PROBLEM
+RULE = "rule"  # server: what the clients do in the round (strategies.local_rule)
+METRICS = "metrics"  # client: what it says of itself, as client_app.disclosure lets it
+ATTESTED = "attested"  # client: that it carried the rule out
+
+# Entries of the configuration that comes with a round.
+SERVER_ROUND = "server-round"  # server
+LOCAL_LR = "local-lr"  # server: η_l
+ROUNDS_BEGUN = "rounds-begun"  # server: rounds that were asked for, those done again counted
+CLIENT_ID = "client-id"  # server: whom it takes the node for; client, enrolling: who it is
+SEED = "seed"  # server: that of the streams in blackthorn.randomness
+NONCE = "nonce"  # server: makes every message's digest one that nobody can foretell
+SHARE = "share"  # server: the client's share of all examples, for FA-LD
+TOTAL_EXAMPLES = "total-examples"  # server: how many all clients have, for FA-LD
+SHARED_SEED = "shared-seed"  # server: that of the noise which all clients share, for FA-LD
+POISON = "poison"  # simulation: which labels a corrupt client trains on
+
+# Entries of the question by which a node enrols.
+ASK, ENROL = "ask", "enrol"  # server
+SERVER_CODE = "code"  # server: the digest of its code
+PROBLEM = "problem"  # client: why it cannot take part
+
+# Metrics.
+NUM_EXAMPLES = "num-examples"  # client
+UPDATE_NORM = "update-norm"  # client: the norm of its update before clipping
+SAMPLE_EPSILON = "sample-epsilon"  # client: what one of its examples has spent
