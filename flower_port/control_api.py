@@ -44,6 +44,11 @@ class RunStatus:
     def completed(self) -> bool:
         return self.finished and self.outcome == SubStatus.COMPLETED
 
+    @property
+    def stopped(self) -> bool:
+        """An operator has ended it."""
+        return self.finished and self.outcome == SubStatus.STOPPED
+
     def __str__(self) -> str:
         return f"{self.state}:{self.outcome}" if self.outcome else self.state
 

@@ -21,6 +21,8 @@ from .local_rule import Attestation
 MAX_EXAMPLES = 10**12
 # Rules take products of up to four updates in float64; every float32 is far below this.
 MAX_UPDATE = 1e70
+# Flower's code for a message whose node has gone.
+_NODE_UNAVAILABLE = 5
 # What to do about replies that do not attest a rule.
 WHO_ATTESTS = "run Blackthorn's own ClientApp there (blackthorn.client_app.app)"
 
@@ -76,6 +78,9 @@ def screen_reply(
 def content_of(message: Message) -> RecordDict:
     """The reply's content. Raises RejectedReply if the client answered with an error."""
     if message.has_error():
+        if message.error.code == _NODE_UNAVAILABLE:
+            # Flower's own word, by the SuperLink.
+            raise RejectedReply("its node is no longer connected")
         told = _EXCEPTION.sub(r"\1: \2", message.error.reason or "").removesuffix(": ")
         reason = told or "no reason given"
         raise RejectedReply(f"error {message.error.code}: {reason}")

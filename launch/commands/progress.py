@@ -43,8 +43,8 @@ def incidents(entry: Mapping[str, Any]) -> list[str]:
     lines = [f"  client {r['client']} rejected: {r['reason']}" for r in entry.get("rejected", [])]
     for refused in entry.get("refused", []):
         barred = "; it is barred" if refused["barred"] else ""
-        times = f"{refused['count']} times refused"
-        lines.append(f"  {refused['key']}: {times}: {refused['what']}{barred}")
+        often = "once" if refused["count"] == 1 else f"{refused['count']} times"
+        lines.append(f"  {refused['key']}: refused {often}: {refused['what']}{barred}")
     if entry.get("skipped"):
         lines.append(f"  the model stays as it was: {entry['skipped']}")
     return lines

@@ -155,7 +155,10 @@ def _tell_end(log: "RunLog", status: "RunStatus", go_on: Callable[[str], str]) -
     if status.completed:
         return 0
     reason = log.failure or f"{status} {status.details}".strip()
-    _say(f"error: {reason}" if log.misconfigured else f"failed: {reason}")
+    if status.stopped:
+        _say("stopped")
+    else:
+        _say(f"error: {reason}" if log.misconfigured else f"failed: {reason}")
     if log.resumable and not log.misconfigured:
         _say(f"to go on with it: {go_on(log.folder)}")
     return 2 if log.misconfigured else 1

@@ -10,7 +10,10 @@ from blackthorn.recording.operator_log import PREFIX
 
 _REFUSED = re.compile(r"(?:(client \d+) on )?(node \d+) did not enrol: ")
 # Ours from the first character on: what a client writes stands behind other words.
-_WAITS = re.compile(r"(waiting for \d+ clients|nobody is connected|\d+ clients are connected: ).*")
+_WAITS = re.compile(
+    r"(waiting for \d+ clients|nobody is connected|\d+ clients are connected: |"
+    r"\d+ of \d+ clients connected within ).*"
+)
 _HELD = re.compile(r"client (\d+) is held by node (\d+)$")
 
 

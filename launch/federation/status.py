@@ -98,7 +98,8 @@ def table(lines: list[ClientLine]) -> list[str]:
 def refusal_line(refusal: Mapping[str, Any]) -> str:
     """What the server's guard has refused since it was started, of one key and kind."""
     barred = "; it is barred, blackthorn register --lift lets it in" if refusal["barred"] else ""
-    return f"{refusal['key']}: refused {refusal['count']} times: {refusal['last']}{barred}"
+    often = "once" if refusal["count"] == 1 else f"{refusal['count']} times"
+    return f"{refusal['key']}: refused {often}: {refusal['last']}{barred}"
 
 
 def _last_seen(node: Any) -> datetime | None:

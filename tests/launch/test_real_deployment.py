@@ -294,7 +294,7 @@ def test_a_run_is_followed_by_its_number_and_stopped(
     follower.says("round    2/5000")
     assert federation.operate("stop", number, *trust) == "stopped\n"
     assert follower.process.wait(60) == 1
-    assert "failed: finished:stopped" in follower.text()
+    assert "\nstopped\n" in follower.text()
     assert federation.operate("stop", number, *trust) == "it had ended before\n"
     unknown = federation.bench.call("follow", 1, *where)
     assert (unknown.returncode, unknown.stderr) == (2, "error: the server knows no run 1\n")

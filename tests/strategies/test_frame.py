@@ -367,7 +367,7 @@ def test_errors_written_by_the_superlink_are_attributed() -> None:
         by_hand([range(5)] * 3)[-1],
     )
     assert diary.reports[0].rejected[0].client == NODES[5]
-    assert diary.reports[0].rejected[0].reason == "error 5: node unavailable"
+    assert diary.reports[0].rejected[0].reason == "its node is no longer connected"
 
 
 def test_a_node_that_never_says_who_it_is_delays_no_round() -> None:
