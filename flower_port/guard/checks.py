@@ -28,13 +28,14 @@ _LONGEST_HEAD = 2**20
 class Refused(Exception):
     """A request is refused. `kind` is the word under which it is counted.
 
-    `offence`: no honest program sends it.
+    `offence`: no honest program sends it. `away`: the node has to connect anew.
     """
 
-    def __init__(self, kind: str, what: str, offence: bool = True) -> None:
+    def __init__(self, kind: str, what: str, offence: bool = True, away: bool = False) -> None:
         super().__init__(what)
         self.kind = kind
         self.offence = offence
+        self.away = away
 
 
 class Store(Protocol):
@@ -130,7 +131,10 @@ class Node:
     def before(self, method: str, request: Any) -> None:
         """Raises Refused for a request that is not this node's to make."""
         if method not in _NAMELESS and _node_named(request) != self.node_id:
-            raise Refused("source", f"a request that says it is node {_node_named(request)}'s")
+            # So asks who is honest, too, where a key was registered anew: at a server with another
+            # state. Flower's SuperNode ends when it is sent away, and is started again.
+            what = f"a request that says it is node {_node_named(request)}'s: connect anew"
+            raise Refused("another node", what, offence=False, away=True)
         check = _CHECKS.get(method)
         if check is not None:
             with self._lock:
@@ -214,7 +218,7 @@ class Node:
             raise Refused("shape", f"a word of more than {_LONGEST_WORD} characters")
         if -math.inf < metadata.ttl < 0:
             # It has what is left of its message's time.
-            what = "an answer that comes after the time that its message had"
+            what = "an answer that comes after the time that its message had (round-timeout)"
             raise Refused("late answer", what, offence=False)
         numbers = [metadata.ttl, metadata.created_at, *runtimes]
         if len(runtimes) > 1 or not all(math.isfinite(n) and n >= 0 for n in numbers):

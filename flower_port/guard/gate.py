@@ -148,7 +148,8 @@ class Gate(grpc.ServerInterceptor):
             words = f"{method}: {refusal}"
             node = known.node.node_id
             self._records.refuse(refusal.kind, words, key, node, refusal.offence)
-            context.abort(_denial(method), words)
+            code = grpc.StatusCode.UNAUTHENTICATED if refusal.away else _denial(method)
+            context.abort(code, words)
         if method == _QUESTION and not known.heard:
             self._hear(known, context)
         response = self._answer(method, key, known.node.node_id, handler, request, context)

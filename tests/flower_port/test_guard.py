@@ -73,7 +73,7 @@ REFUSED = {
     "others-message": ("an answer to a message to node", "other's message"),
     "replay": ("second: PERMISSION_DENIED: PushMessages: a second answer", "second answer"),
     "repeated-answer": ("an answer that was announced 9 times before", "repeated answer"),
-    "other-node": ("a request that says it is node", "source"),
+    "other-node": ("UNAUTHENTICATED: PullMessages: a request that says it is", "another node"),
     "other-key": ("a key in the request that did not sign it", "other's key"),
     "long-key": ("RESOURCE_EXHAUSTED", "unfinished request"),
 }

@@ -139,6 +139,33 @@ def test_a_supernode_that_dies_is_started_again(
     assert code == 0, said + errors
 
 
+def test_a_client_comes_back_to_a_server_that_was_set_up_anew(tmp_path: Path) -> None:
+    """With another state folder, where its key is registered as another node."""
+    make(tmp_path / "certs", ["localhost"], ["node0"])
+    fleet, control = free_loopback_ports(2)
+    ports = ("--port", fleet, "--control", f"127.0.0.1:{control}")
+    with bench(tmp_path) as programs:
+
+        def serve(state: str) -> Started:
+            options = ("--host", "localhost", "--certs", "certs", "--state", state)
+            server = programs.start(state, "server", *options, *ports)
+            server.says("ready:")
+            where = ("--certs", "certs", "--server", f"localhost:{control}")
+            assert programs.call("register", "node0", *where).returncode == 0
+            return server
+
+        first = serve("first")
+        client = programs.start(
+            *("client", "client", "--server", f"localhost:{fleet}", "--ca", "certs/ca.crt"),
+            *("--key", "certs/clients/node0"),
+        )
+        client.says("connected to localhost")
+        first.stop()
+        serve("second")
+        until(lambda: len(set(node_of(client))) == 2, 90.0)
+        assert "says it is node" in client.text()
+
+
 def last_round(folder: Path) -> int:
     return max((entry["round"] for entry in read_metrics(folder)), default=-1)
 
