@@ -30,6 +30,7 @@ _GRACE_SECONDS = 5.0
 _MOST_PROBLEMS = 5
 # What an operator is told of a run that waits.
 WAITING = "waiting for %s connected: %g s (start-timeout) at most"
+HELD = "client %d is held by node %d"
 PAUSED = "nobody is connected: the run pauses, for %g s (start-timeout) at most"
 ALONE = "nobody has been connected for %g s: the round is of noise alone, and is charged"
 
@@ -122,6 +123,8 @@ class ClientRegistry:
         """
         for client_id, node_id, num_examples in values:
             self._clients[client_id] = Client(client_id, node_id, num_examples)
+            # For `blackthorn status`, which knows of a run what its output says.
+            logger.info(HELD, client_id, node_id)
 
     def refresh(self, grid: Grid, timeout: float) -> set[int]:
         """See who is connected, ask the nodes not seen yet, take in who has answered.
@@ -254,7 +257,7 @@ class ClientRegistry:
         self._clients[client.client_id] = Client(
             client.client_id, client.node_id, before.num_examples
         )
-        logger.info("client %d is held by node %d", client.client_id, client.node_id)
+        logger.info(HELD, client.client_id, client.node_id)
 
     def wait_for(self, grid: Grid, num_clients: int, minimum: int | None, timeout: float) -> None:
         """Wait until `num_clients` are enrolled, at most `timeout` seconds.

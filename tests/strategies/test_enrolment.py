@@ -126,6 +126,17 @@ def test_a_node_that_comes_back_under_its_id_is_not_asked_again() -> None:
     assert queries(grid) == [100]
 
 
+def test_who_holds_a_client_is_said_where_a_run_goes_on_too(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """`blackthorn status` knows it from there."""
+    before, after = ClientRegistry("query"), ClientRegistry("query")
+    settle(before, MemoryGrid({100: holds(3)}))
+    with caplog.at_level(logging.INFO, "blackthorn"):
+        after.restore(before.values())
+    assert [r.getMessage() for r in caplog.records] == ["client 3 is held by node 100"]
+
+
 def test_a_second_node_with_the_same_id_is_refused(caplog: pytest.LogCaptureFixture) -> None:
     grid = MemoryGrid({100: holds(1, num_examples=10)})
     registry = ClientRegistry("query")
