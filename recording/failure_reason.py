@@ -16,8 +16,8 @@ from blackthorn.strategies import NotEnoughClients
 from blackthorn.strategies.ledger import LedgerInUse
 from blackthorn.strategies.quorum import NotEnoughReplies
 
-# An absolute path, and the name at its end.
-_PATH = re.compile(r"(?<![\w/.:<])/(?:[^\s/:;,'\"()<>]+/)*([^\s/:;,'\"()<>]+)")
+# An absolute path, and the name at its end. (What is behind a bracket is a quotient.)
+_PATH = re.compile(r"(?<![\w/.:<)])/(?:[^\s/:;,'\"()<>]+/)*([^\s/:;,'\"()<>]+)")
 
 
 class RunFailed(RuntimeError):

@@ -291,7 +291,7 @@ def test_the_wheel_holds_the_app_and_nothing_at_the_top_but_blackthorn(
         for path in (repository / package).rglob("*.py")
     }
     assert "blackthorn/py.typed" in names
-    own = {"__init__", "__main__", "installation"}
+    own = {"__init__", "__main__", "installation", "randomness", "wire"}
     assert {name for name in names if name.endswith(".py")} == modules | {
         f"blackthorn/{name}.py" for name in own
     }
