@@ -26,7 +26,7 @@ import os, signal, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 child = os.fork()
 if child:
-    print(os.getpid(), child, flush=True)
+    os.write(1, f"{os.getpid()} {child}\\n".encode())  # both at once, whoever reads
 time.sleep(60)
 """
 
@@ -121,7 +121,7 @@ time.sleep(60)
     assert process.stdout is not None
     process.stdout.readline()
     log = tmp_path / "p.log"
-    until(lambda: log.read_text().count(" ") == 1)
+    until(lambda: log.read_text().endswith("\n"))
     leader, child = (int(word) for word in log.read_text().split())
     process.kill()
     process.wait(10)
