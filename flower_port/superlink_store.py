@@ -3,7 +3,7 @@
 It waits for a locked database for minutes, where Flower waits five seconds and then fails the
 call. One that cannot be written ends the SuperLink, which is started again once there is room. And
 a ServerApp that has died before its run was over is queued again, where Flower lets the
-run fail: `server_app/app.py` goes on where the last one stood. So a run outlives each of the
+run fail: `server_app/serverapp.py` goes on where the last one stood. So a run outlives each of the
 server's processes, the server, and the machine.
 
 This changes Flower's private functions.

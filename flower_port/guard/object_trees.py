@@ -125,11 +125,13 @@ def _put_in_sql(store: Any, flowers: Flowers, object_id: str, object_content: by
     from sqlalchemy import select
 
     rows = select(ObjectChild.child_id).where(ObjectChild.parent_id == object_id)
-    with store._mutation_session() as session:
+    # Flower's lock for changes of trees is taken where one is changed: uploads are many.
+    with store.session() as session:
         flowers(store, object_id, object_content)
         children = head_children(object_content)
         if set(session.scalars(rows)) != children:
-            _replace_in_sql(session, object_id, sorted(children))
+            with store._mutation_session():
+                _replace_in_sql(session, object_id, sorted(children))
 
 
 def _replace_in_sql(session: Any, object_id: str, children: list[str]) -> None:
