@@ -174,7 +174,10 @@ def children_named(parent: int, name: str) -> list[int]:
     """Direct children of a process with that program on their command line."""
     found = []
     for child in Path(f"/proc/{parent}/task/{parent}/children").read_text().split():
-        words = Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")
+        try:
+            words = Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")
+        except OSError:  # it has ended meanwhile
+            continue
         if any(word.rpartition(b"/")[2] == name.encode() for word in words):
             found.append(int(child))
     return found
