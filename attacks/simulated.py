@@ -114,40 +114,44 @@ class AttackingGrid(Grid):
                     round_config(order.message)[POISON] = self._attack.name
         replies = list(self._grid.send_and_receive(messages, timeout=timeout))
         answers = _answers(orders, replies)
-        liars = [answer for answer in answers if answer.order.client_id in corrupt]
-        lies = self._lies(liars, answers)
+        attackers = [answer for answer in answers if answer.order.client_id in corrupt]
+        lies = self._lies(attackers, answers)
         received = [lies.get(position, reply) for position, reply in enumerate(replies)]
         return [reply for reply in received if reply is not None]
 
-    def _lies(self, liars: list[_Answer], answers: list[_Answer]) -> dict[int, Message | None]:
+    def _lies(self, attackers: list[_Answer], answers: list[_Answer]) -> dict[int, Message | None]:
         """Position among the replies -> what stands there instead, None for nothing."""
-        if not liars or isinstance(self._attack, DataAttack):
+        if not attackers or isinstance(self._attack, DataAttack):
             return {}
         if isinstance(self._attack, ReplyAttack):
-            return {liar.position: _misbehave(self._attack, liar) for liar in liars}
-        positions = {liar.position for liar in liars}
+            return {attacker.position: _misbehave(self._attack, attacker) for attacker in attackers}
+        positions = {attacker.position for attacker in attackers}
         honest = [answer for answer in answers if answer.position not in positions]
         if self._collusion:
-            return self._lie(self._attack, liars, honest, len(answers))
+            return self._lie(self._attack, attackers, honest, len(answers))
         lies: dict[int, Message | None] = {}
-        for liar in liars:
-            lies |= self._lie(self._attack, [liar], honest, self._expected_cohort)
+        for attacker in attackers:
+            lies |= self._lie(self._attack, [attacker], honest, self._expected_cohort)
         return lies
 
     def _lie(
-        self, attack: VectorAttack, liars: list[_Answer], honest: list[_Answer], num_clients: int
+        self,
+        attack: VectorAttack,
+        attackers: list[_Answer],
+        honest: list[_Answer],
+        num_clients: int,
     ) -> dict[int, Message | None]:
-        """What liars that share their updates send."""
-        model = FlatModel(liars[0].order.message.content.array_records[ARRAYS])
+        """What attackers that share their updates send."""
+        model = FlatModel(attackers[0].order.message.content.array_records[ARRAYS])
         vectors = attack(
-            _updates(model, liars),
+            _updates(model, attackers),
             num_clients=num_clients,
-            generator=self._generator(attack, liars[0].order),
+            generator=self._generator(attack, attackers[0].order),
             honest=_updates(model, honest) if self._omniscient and honest else None,
         )
         return {
-            liar.position: model.forge(liar.reply, vector, liar.order.local_lr)
-            for liar, vector in zip(liars, vectors, strict=True)
+            attacker.position: model.forge(attacker.reply, vector, attacker.order.local_lr)
+            for attacker, vector in zip(attackers, vectors, strict=True)
         }
 
     def _generator(self, attack: VectorAttack, order: _Order) -> np.random.Generator:
@@ -235,13 +239,13 @@ def _updates(model: FlatModel, answers: list[_Answer]) -> torch.Tensor:
     return torch.stack([model.update(answer.reply, answer.order.local_lr) for answer in answers])
 
 
-def _misbehave(attack: ReplyAttack, liar: _Answer) -> Message | None:
+def _misbehave(attack: ReplyAttack, attacker: _Answer) -> Message | None:
     if attack.absence == "silence":
         return None
     if attack.absence == "error":
-        reason = f"client {liar.order.client_id} refuses to answer"
-        return Message(Error(_CLIENT_APP_RAISED, reason), reply_to=liar.order.message)
-    return attack(liar.reply)
+        reason = f"client {attacker.order.client_id} refuses to answer"
+        return Message(Error(_CLIENT_APP_RAISED, reason), reply_to=attacker.order.message)
+    return attack(attacker.reply)
 
 
 def _check_counts(num_clients: int, num_byzantine: int) -> None:

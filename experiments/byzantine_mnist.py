@@ -118,11 +118,11 @@ def attacked(settings: Mapping[str, Any], context: Context) -> Value:
         removed += (len(corrupt), len(report.filtered) - len(corrupt))
 
     run_alone(EngineRun(config, problem, [watch]))
-    rounds, liars = config.num_server_rounds, config.num_byzantine
+    rounds, attackers = config.num_server_rounds, config.num_byzantine
     return {
         **curves,
-        "corrupt removed": 100 * removed[0] / max(1, rounds * liars),
-        "honest removed": 100 * removed[1] / (rounds * (config.num_clients - liars)),
+        "corrupt removed": 100 * removed[0] / max(1, rounds * attackers),
+        "honest removed": 100 * removed[1] / (rounds * (config.num_clients - attackers)),
     }
 
 

@@ -1,4 +1,4 @@
-"""Flower's own programs, with what we change in them; a Workplace puts them first in PATH.
+"""Flower's own programs, with what we change in them; a ProcessEnvironment puts them first in PATH.
 
 SuperNode and SuperExec wait a fixed 3, 1 and 0.5 seconds between two looks for work, and whoever
 sees a message a moment before its content has arrived waits a second for it. Flower has no option
@@ -10,7 +10,7 @@ configuration that is the server's business alone, and waits for a locked databa
 by itself (`serverapp_process.py`).
 Everything else about them is Flower's own.
 
-All this is private to Flower: a `Workplace` takes no version of it in which it is not known.
+All this is private to Flower: a `ProcessEnvironment` takes no version in which it is not known.
 """
 
 import hashlib

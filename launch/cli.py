@@ -109,7 +109,7 @@ def cluster(
         str,
         typer.Option(
             metavar="BEHAVIOUR",
-            help="The liars are no SuperNodes but processes that break Flower's protocol so "
+            help="The attackers are no SuperNodes but processes that break Flower's protocol so "
             "(several by commas, one a round).",
         ),
     ] = "",

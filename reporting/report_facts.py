@@ -161,7 +161,7 @@ def filtered(record: RunRecord) -> Table | None:
     for entry in record.entries:
         for client in entry.get("filtered") or []:
             rounds[client].append(entry["round"])
-    # Clients that were left out in the same rounds, such as all liars, share a row.
+    # Clients that were left out in the same rounds, such as all attackers, share a row.
     alike: dict[tuple[int, ...], list[int]] = defaultdict(list)
     for client, when in sorted(rounds.items()):
         alike[tuple(when)].append(client)

@@ -68,7 +68,7 @@ class ClientRegistry:
     first round on, and no other.
 
     `population`: with "query" and "key", the ids are 0 to population - 1 (None: any). Without
-    that limit a liar with many nodes could enrol as many clients as it likes.
+    that limit an attacker with many nodes could enrol as many clients as it likes.
     """
 
     def __init__(

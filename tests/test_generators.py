@@ -10,7 +10,7 @@ import pytest
 
 from blackthorn.client_app import dp_sgd, private_update
 from blackthorn.installation import APP_ROOT
-from blackthorn.launch.federation.workplace import write_secret
+from blackthorn.launch.federation.process_environment import write_secret
 from blackthorn.randomness import Stream
 from blackthorn.server_app.build import build_strategy
 from blackthorn.settings.config import make_config
@@ -43,7 +43,7 @@ PROTECTED = {
     "strategies/private_averaging.py: PrivateAveraging._randomness",
     "client_app/private_update.py: _randomness",
     "client_app/dp_sgd.py: _randomness",
-    "launch/federation/workplace.py: write_secret",
+    "launch/federation/process_environment.py: write_secret",
     "launch/federation/certificates.py: make_authority",
     "launch/federation/certificates.py: make_server_certificate",
     "launch/federation/certificates.py: make_client_key",

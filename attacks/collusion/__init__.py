@@ -6,7 +6,7 @@ how many colluders there are. `Accomplices` is what a Byzantine ClientApp sees o
 """
 
 from .client import Accomplices, CollusionFailed
-from .meeting import Meeting
+from .rendezvous import Rendezvous
 from .service import CollusionServer
 
-__all__ = ["Accomplices", "CollusionFailed", "CollusionServer", "Meeting"]
+__all__ = ["Accomplices", "CollusionFailed", "CollusionServer", "Rendezvous"]

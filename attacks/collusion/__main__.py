@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from .meeting import Meeting
+from .rendezvous import Rendezvous
 from .service import CollusionServer
 
 
@@ -31,8 +31,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if (options.certificate is None) != (options.key is None):
             raise ValueError("--certificate and --key are given together or not at all")
         pem = [path and path.read_bytes() for path in (options.certificate, options.key)]
-        meeting = Meeting(options.colluders, options.patience)
-        server = CollusionServer(meeting, options.colluders, options.listen, *pem)
+        rendezvous = Rendezvous(options.colluders, options.patience)
+        server = CollusionServer(rendezvous, options.colluders, options.listen, *pem)
     except (ValueError, OSError) as error:
         print(f"collusion: {error}", file=sys.stderr)
         sys.exit(2)

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from .collusion_pb2 import Part
-from .meeting import Update
 from .parts import METHOD, MalformedParts, from_parts, to_parts
+from .rendezvous import Update
 
 ADDRESS_VARIABLE = "BLACKTHORN_COLLUSION"
 CERTIFICATES_VARIABLE = "BLACKTHORN_COLLUSION_CA"

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import TypeVar
 
 from .collusion_pb2 import Header, Part
-from .meeting import Update
+from .rendezvous import Update
 
 METHOD = "/blackthorn.collusion.Collusion/Share"
 SERVICE = "blackthorn.collusion.Collusion"

@@ -1,4 +1,4 @@
-"""The gRPC service around a `Meeting`."""
+"""The gRPC service around a `Rendezvous`."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -8,8 +8,8 @@ from typing import Self
 import grpc
 
 from .collusion_pb2 import Part
-from .meeting import Meeting
 from .parts import SERVICE, from_parts, to_parts
+from .rendezvous import Rendezvous
 
 # An update of 10^8 float32 numbers, and a little.
 MAX_UPDATE_BYTES = 2**29
@@ -17,20 +17,20 @@ _GRACE_SECONDS = 1.0
 
 
 class CollusionServer:
-    """Serves a meeting at `address` ("host:port", port 0 for a free one) in a `with` block.
+    """Serves a rendezvous at `address` ("host:port", port 0 for a free one) in a `with` block.
 
     `certificate` and `key` (PEM) switch TLS on. OSError if the address cannot be bound.
     """
 
     def __init__(
         self,
-        meeting: Meeting,
+        rendezvous: Rendezvous,
         num_colluders: int,
         address: str = "127.0.0.1:0",
         certificate: bytes | None = None,
         key: bytes | None = None,
     ) -> None:
-        self._meeting = meeting
+        self._rendezvous = rendezvous
         # Every colluder holds one thread while it waits, and once more if it was restarted.
         self._server = grpc.server(
             ThreadPoolExecutor(max_workers=2 * num_colluders + 2),
@@ -72,7 +72,7 @@ class CollusionServer:
     def _share(self, parts: Iterator[Part], context: grpc.ServicerContext) -> Iterator[Part]:
         try:
             for header, update in from_parts(parts, MAX_UPDATE_BYTES):
-                known = self._meeting.share(header.run, header.round, header.client, update)
+                known = self._rendezvous.share(header.run, header.round, header.client, update)
                 for client, shared in known.items():
                     yield from to_parts(header.run, header.round, client, shared)
         except ValueError as error:

@@ -1,4 +1,4 @@
-"""`blackthorn demo`: a federation with liars, once with plain averaging, once with RAGE."""
+"""`blackthorn demo`: a federation with attackers, once with plain averaging, once with RAGE."""
 
 from datetime import UTC, datetime
 from pathlib import Path

@@ -189,8 +189,8 @@ def _nobody_told_to_lie(settings: list[str] | None) -> dict[str, Any]:
 def _submit(config: RunConfig, to: Connection) -> int:
     from blackthorn.installation import APP_ROOT
     from blackthorn.launch.federation.app_bundle import COMPONENTS
+    from blackthorn.launch.federation.process_environment import QUIET, write_connection
     from blackthorn.launch.federation.submission import submit
-    from blackthorn.launch.federation.workplace import QUIET, write_connection
     from blackthorn.settings.config import to_mapping
     from blackthorn.settings.own_code import OWN_CODE_KEYS
 

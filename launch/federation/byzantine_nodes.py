@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from blackthorn.attacks import get
-from blackthorn.attacks.collusion import CollusionServer, Meeting
+from blackthorn.attacks.collusion import CollusionServer, Rendezvous
 from blackthorn.attacks.collusion.client import ADDRESS_VARIABLE, SECONDS_VARIABLE
 from blackthorn.attacks.flwr_clientapp import ATTACK_VARIABLE
 from blackthorn.attacks.rogue.__main__ import check_behaviours
@@ -43,9 +43,9 @@ def collusion(config: RunConfig, rogue: str) -> Iterator[dict[str, str]]:
     if not colludes or get(config.attack).kind != "vector":
         yield {}
         return
-    meeting = Meeting(config.num_byzantine, _PATIENCE * config.round_timeout)
+    rendezvous = Rendezvous(config.num_byzantine, _PATIENCE * config.round_timeout)
     try:
-        server = CollusionServer(meeting, config.num_byzantine)
+        server = CollusionServer(rendezvous, config.num_byzantine)
     except OSError as error:
         raise DeploymentError(str(error)) from error
     seconds = _EXCHANGE * config.round_timeout

@@ -8,15 +8,15 @@ from pathlib import Path
 
 from blackthorn.flower_port.programs import FAILED_CALL
 from blackthorn.launch.processes.ports import LOOPBACK, free_loopback_ports
-from blackthorn.launch.processes.supervisor import Program, obituary
+from blackthorn.launch.processes.supervisor import Program, describe_exit
 
 from .addresses import Address
 from .app_bundle import Scalar, write_config
 from .flower_cluster import APP_MODULES
 from .members import ClientSettings
 from .probe import Refused, probe
+from .process_environment import fork_server_command, write_secret
 from .service import Service, say, service
-from .workplace import fork_server_command, write_secret
 
 _FORK_SERVER_SECONDS = 120.0
 _CONNECTED = re.compile(r"SuperNode ID: (\d+)")
@@ -40,10 +40,10 @@ def take_part(settings: ClientSettings) -> None:
     with service(settings.logs, Path.cwd(), warm=warm, stop_order=order) as running:
         path = []
         if settings.program is not None:
-            path.append(running.workplace.client_program(settings.program))
-        env = running.workplace.environment("client", path=path)
+            path.append(running.environment.client_program(settings.program))
+        env = running.environment.variables("client", path=path)
         apps = Address(LOOPBACK, free_loopback_ports(1)[0])
-        secret = write_secret(running.workplace.folder / "secret")
+        secret = write_secret(running.environment.folder / "secret")
         say(f"client {settings.client_id} of {settings.server}; logs are in {settings.logs}")
         if settings.policy is not None:
             say(f"policy {settings.policy} is in force; {settings.ledger} counts what is sent")
@@ -61,7 +61,7 @@ def take_part(settings: ClientSettings) -> None:
 
 
 def _start_fork_server(running: Service, env: Mapping[str, str]) -> None:
-    socket = running.workplace.app_socket
+    socket = running.environment.app_socket
     command = fork_server_command(socket, APP_MODULES)
     running.supervisor.add(Program("fork-server", command, env))
     if not running.supervisor.run(socket.exists, _FORK_SERVER_SECONDS):
@@ -75,7 +75,7 @@ def _supernode(
     secret: Path,
     env: Mapping[str, str],
 ) -> Program:
-    config = write_config(_node_config(settings), running.workplace.folder / "node.toml")
+    config = write_config(_node_config(settings), running.environment.folder / "node.toml")
     command = ["flower-supernode", "--superlink", str(settings.server), "--isolation", "process"]
     command += ["--clientappio-api-address", str(apps), "--node-config", str(config)]
     command += ["--superexec-auth-secret-file", str(secret)]
@@ -217,7 +217,7 @@ class Watch:
             )
         if connected and status == 0:
             return "somebody stopped the SuperNode"
-        return obituary("supernode", status, tail)
+        return describe_exit("supernode", status, tail)
 
     def _raise_if_hopeless(self) -> None:
         if self._complaint == _NO_KEY:

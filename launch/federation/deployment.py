@@ -9,12 +9,12 @@ from blackthorn.flower_port.control_api import ControlApi, is_serving
 from blackthorn.launch.processes.ports import LOOPBACK, free_loopback_ports
 from blackthorn.launch.processes.process_groups import ProcessGroup, ProcessKeeper
 from blackthorn.launch.processes.program_files import python_command
-from blackthorn.launch.processes.supervisor import obituary
+from blackthorn.launch.processes.supervisor import describe_exit
 
 from .app_bundle import Scalar, write_config
-from .workplace import (
+from .process_environment import (
     NODE_VARIABLE,
-    Workplace,
+    ProcessEnvironment,
     end_marked,
     fork_server_command,
     write_secret,
@@ -66,7 +66,7 @@ class Deployment:
         self,
         cluster_id: str,
         nodes: Sequence[Node],
-        workplace: Workplace,
+        environment: ProcessEnvironment,
         output_dir: Path,
         preload: Sequence[str] | None,
     ) -> None:
@@ -74,10 +74,10 @@ class Deployment:
         self.logs = output_dir / "logs"
         self._id = cluster_id
         self._nodes = nodes
-        self._workplace = workplace
+        self._environment = environment
         self._output_dir = output_dir
         self._preload = preload
-        self._keeper = ProcessKeeper(workplace.folder)
+        self._keeper = ProcessKeeper(environment.folder)
         self._fork_servers: list[ProcessGroup] = []
         self._server_side: list[ProcessGroup] = []
         self._fleet_address = ""
@@ -93,12 +93,12 @@ class Deployment:
         for old in self.logs.glob("*.log"):
             old.unlink()
         if self._preload is not None:
-            sockets = self._workplace.flower_socket, self._workplace.app_socket
+            sockets = self._environment.flower_socket, self._environment.app_socket
             self._start_fork_server("fork-server-flower", sockets[0], FLOWER_MODULES)
             self._start_fork_server("fork-server-apps", sockets[1], self._preload)
             self._until(sockets[0].exists, deadline, "Flower is not imported")
         addresses = self._start_superlink(deadline)
-        self._workplace.write_connection(SUPERLINK, addresses["control"])
+        self._environment.write_connection(SUPERLINK, addresses["control"])
         self._start_serverapp_executor(addresses["serverappio"])
         self._fleet_address = addresses["fleet"]
         for index in range(len(self._nodes)):
@@ -107,7 +107,7 @@ class Deployment:
         self._until(lambda: self._all_online(control), deadline, "not all SuperNodes are online")
         if self._preload is not None:
             self._until(
-                self._workplace.app_socket.exists, deadline, "the apps' modules are not imported"
+                self._environment.app_socket.exists, deadline, "the apps' modules are not imported"
             )
         return control
 
@@ -121,7 +121,7 @@ class Deployment:
         """DeploymentError if a process without which no run can finish has ended."""
         for group in [*self._fork_servers, *self._server_side]:
             if not group.alive:
-                raise DeploymentError(_obituary(group))
+                raise DeploymentError(_describe_exit(group))
         deaths = self.deaths()
         if deaths and len(deaths) == len(self._nodes):
             raise DeploymentError(f"no client is left: {'; '.join(deaths.values())}")
@@ -130,19 +130,19 @@ class Deployment:
     def deaths(self) -> dict[int, str]:
         """How each node that runs no more has ended, by its index."""
         return {
-            index: obituary(group.name, group.returncode, group.tail())
+            index: describe_exit(group.name, group.returncode, group.tail())
             for index, group in enumerate(self.supernodes)
             if not group.alive
         }
 
-    def stop(self, hurry: Callable[[], bool]) -> None:
-        """End everything: politely, or at once when `hurry()`; a few seconds at most."""
+    def stop(self, at_once: Callable[[], bool]) -> None:
+        """End everything: politely, or at once when `at_once()`; a few seconds at most."""
         # Nodes sign off at the SuperLink, so it goes after them; the fork servers go last.
         superlink = [group for group in self._server_side if group.name == SUPERLINK]
         others = [group for group in self._server_side if group.name != SUPERLINK]
-        self._keeper.stop([*self.supernodes, *others], _GRACE_SECONDS, hurry)
-        self._keeper.stop(superlink, _GRACE_SECONDS, hurry)
-        self._keeper.close(hurry)
+        self._keeper.stop([*self.supernodes, *others], _GRACE_SECONDS, at_once)
+        self._keeper.stop(superlink, _GRACE_SECONDS, at_once)
+        self._keeper.close(at_once)
         end_marked(self._id)
 
     def _launch(self, name: str, command: Sequence[str], env: Mapping[str, str]) -> ProcessGroup:
@@ -161,11 +161,11 @@ class Deployment:
 
     def _start_fork_server(self, name: str, socket: Path, modules: Sequence[str]) -> None:
         command = fork_server_command(socket, modules)
-        self._fork_servers.append(self._launch(name, command, self._workplace.environment(name)))
+        self._fork_servers.append(self._launch(name, command, self._environment.variables(name)))
 
     def _start_superlink(self, deadline: float) -> dict[str, str]:
         """Start it on free ports and wait until it serves; its addresses by API."""
-        env = self._workplace.environment(SUPERLINK)
+        env = self._environment.variables(SUPERLINK)
         for _ in range(_PORT_DRAWS):
             ports = free_loopback_ports(len(_APIS))
             addresses = {api: f"{LOOPBACK}:{port}" for api, port in zip(_APIS, ports, strict=True)}
@@ -183,7 +183,7 @@ class Deployment:
             # Somebody else may have bound a port between our draw and its start.
             if "in use" not in superlink.tail():
                 break
-        raise DeploymentError(_obituary(superlink))
+        raise DeploymentError(_describe_exit(superlink))
 
     def _superlink_command(self, addresses: Mapping[str, str]) -> list[str]:
         command = ["flower-superlink", "--insecure", "--isolation", "process"]
@@ -191,30 +191,30 @@ class Deployment:
         command += ["--serverappio-api-address", addresses["serverappio"]]
         command += ["--fleet-api-address", addresses["fleet"]]
         command += ["--control-api-address", addresses["control"]]
-        command += ["--guard", str(self._workplace.folder / "guard")]
+        command += ["--guard", str(self._environment.folder / "guard")]
         # All nodes come at once, from one address.
         command += ["--limit", f"stranger-connections={32 + 2 * len(self._nodes)}"]
         return [*command, "--health-server-address", addresses["health"]]
 
     def _secret_file(self) -> Path:
         """The key with which our SuperExec, and nobody else on this machine, claims ServerApps."""
-        return write_secret(self._workplace.folder / "superexec-secret")
+        return write_secret(self._environment.folder / "superexec-secret")
 
     def _start_serverapp_executor(self, address: str) -> None:
         command = ["flower-superexec", "--insecure", "--plugin-type", "serverapp"]
         command += ["--appio-api-address", address]
         command += ["--superexec-auth-secret-file", str(self._secret_file())]
-        env = self._workplace.environment(SUPERLINK)
+        env = self._environment.variables(SUPERLINK)
         self._server_side.append(self._launch("superexec-serverapp", command, env))
 
     def _start_supernode(self, index: int) -> ProcessGroup:
         name, node = f"supernode-{index}", self._nodes[index]
         config = {"partition-id": index, "num-partitions": len(self._nodes), **node.config}
-        config_file = write_config(config, self._workplace.folder / f"{name}.toml")
+        config_file = write_config(config, self._environment.folder / f"{name}.toml")
         path = [] if node.path_prefix is None else [node.path_prefix.resolve()]
         if node.program is not None:
-            path.append(self._workplace.client_program(node.program))
-        env = self._workplace.environment(
+            path.append(self._environment.client_program(node.program))
+        env = self._environment.variables(
             name, path=path, extra={**node.env, NODE_VARIABLE: str(index)}
         )
         if node.rogue is not None:
@@ -228,10 +228,10 @@ class Deployment:
     def _all_online(self, control: ControlApi) -> bool:
         for group in self.supernodes:
             if not group.alive:
-                raise DeploymentError(_obituary(group))
+                raise DeploymentError(_describe_exit(group))
         return control.online_nodes() >= len(self._nodes)
 
 
-def _obituary(group: ProcessGroup) -> str:
+def _describe_exit(group: ProcessGroup) -> str:
     output = group.tail() or "no output"
     return f"{group.name} ended with status {group.returncode}; the end of {group.log}:\n{output}"

@@ -33,8 +33,8 @@ from blackthorn.launch.processes import interrupts
 
 from .app_bundle import Scalar
 from .deployment import SUPERLINK, Deployment, DeploymentError, Node
+from .process_environment import ProcessEnvironment, app_processes
 from .submission import submit
-from .workplace import Workplace, app_processes
 
 __all__ = ["APP_MODULES", "DeploymentError", "FlowerCluster", "Node", "RunStatus"]
 
@@ -127,8 +127,8 @@ class FlowerCluster:
             app_dir,
             run_config,
             parts=parts,
-            work=self._workplace.folder / f"run-{self._num_runs}",
-            env=self._workplace.environment(SUPERLINK),
+            work=self._environment.folder / f"run-{self._num_runs}",
+            env=self._environment.variables(SUPERLINK),
             cwd=self.output_dir,
         )
 
@@ -202,7 +202,7 @@ class FlowerCluster:
         folder = self._context.enter_context(
             tempfile.TemporaryDirectory(prefix="blackthorn-", ignore_cleanup_errors=True)
         )
-        self._workplace = Workplace(
+        self._environment = ProcessEnvironment(
             Path(folder),
             self.id,
             len(self.nodes),
@@ -211,7 +211,7 @@ class FlowerCluster:
             env=self._env,
         )
         self._deployment = Deployment(
-            self.id, self.nodes, self._workplace, self.output_dir, self._preload
+            self.id, self.nodes, self._environment, self.output_dir, self._preload
         )
         self._control = self._deployment.start(self._start_timeout)
         self._context.callback(self._control.close)
@@ -227,7 +227,7 @@ class FlowerCluster:
             with interrupts.deferred() as held:
                 try:
                     if self._deployment is not None:
-                        self._deployment.stop(hurry=lambda: bool(held))
+                        self._deployment.stop(at_once=lambda: bool(held))
                         self._deployment = None
                 finally:
                     self._context.close()

@@ -117,6 +117,7 @@ def serve(settings: ServerSettings) -> None:
 
 def _run(settings: ServerSettings) -> None:
     from blackthorn.flower_port.control_api import is_serving
+    from blackthorn.launch.federation.process_environment import write_secret
     from blackthorn.launch.federation.server_programs import (
         end_serverapps,
         lack_of_space,
@@ -125,7 +126,6 @@ def _run(settings: ServerSettings) -> None:
         superlink_program,
     )
     from blackthorn.launch.federation.service import GRACE_SECONDS, say, service
-    from blackthorn.launch.federation.workplace import write_secret
     from blackthorn.launch.processes.ports import LOOPBACK, free_loopback_ports
 
     secret = write_secret(settings.state / "superexec-secret")
@@ -135,7 +135,7 @@ def _run(settings: ServerSettings) -> None:
     order = ["superexec", "superlink"]
     with service(settings.state / "logs", settings.state, warm=False, stop_order=order) as running:
         supervisor = running.supervisor
-        env = running.workplace.environment("server", extra=serverapp_environment(settings))
+        env = running.environment.variables("server", extra=serverapp_environment(settings))
         say(f"starting; logs and runs are in {settings.state}")
         while True:
             supervisor.add(superlink_program(settings, apps, health, secret, env))

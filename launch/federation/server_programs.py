@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from blackthorn.flower_port import serverapp_process, superlink_store
-from blackthorn.launch.processes.supervisor import NotYet, Program, obituary
+from blackthorn.launch.processes.supervisor import NotYet, Program, describe_exit
 
 from . import certificates
 from .addresses import Address
@@ -125,4 +125,4 @@ def superlink_end(settings: ServerSettings, status: int | None, tail: str) -> st
     for sign, words in _ENDS.items():
         if sign in tail:
             return f"superlink ended: {words}"
-    return obituary("superlink", status, tail)
+    return describe_exit("superlink", status, tail)

@@ -15,7 +15,7 @@ from blackthorn.launch.processes import interrupts
 from blackthorn.launch.processes.process_groups import ProcessKeeper
 from blackthorn.launch.processes.supervisor import Supervisor
 
-from .workplace import Workplace, end_marked
+from .process_environment import ProcessEnvironment, end_marked
 
 GRACE_SECONDS = 5.0
 # On a network, a look for work is a request to somebody else's machine.
@@ -27,7 +27,7 @@ class Service:
     """A supervisor, the environment of its programs, and a folder that vanishes with them."""
 
     supervisor: Supervisor
-    workplace: Workplace
+    environment: ProcessEnvironment
 
 
 @contextlib.contextmanager
@@ -47,7 +47,7 @@ def service(logs: Path, cwd: Path, *, warm: bool, stop_order: list[str]) -> Iter
                 tempfile.TemporaryDirectory(prefix="blackthorn-", ignore_cleanup_errors=True)
             )
         )
-        workplace = Workplace(
+        environment = ProcessEnvironment(
             folder,
             identity,
             1,
@@ -59,7 +59,7 @@ def service(logs: Path, cwd: Path, *, warm: bool, stop_order: list[str]) -> Iter
         keeper = ProcessKeeper(folder)
         supervisor = Supervisor(keeper, logs, cwd, say)
         try:
-            yield Service(supervisor, workplace)
+            yield Service(supervisor, environment)
         finally:
             with interrupts.deferred() as held:
                 for name in stop_order:

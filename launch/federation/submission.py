@@ -7,7 +7,7 @@ from pathlib import Path
 
 from .app_bundle import Scalar, bundle_own_code, stage_app, write_config
 from .deployment import DeploymentError
-from .workplace import CONNECTION
+from .process_environment import CONNECTION
 
 _SECONDS = 120.0
 

@@ -19,7 +19,7 @@ def deferred() -> Iterator[list[int]]:
     """Hold back SIGINT, SIGTERM and SIGHUP until the block ends; yields those held so far.
 
     A child process that was started but not yet written down would otherwise be lost to an
-    interrupt in between. A long block can look into the list to hurry up.
+    interrupt in between. A long block can look into the list to end at once.
     """
     if threading.current_thread() is not threading.main_thread():
         yield []

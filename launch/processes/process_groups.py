@@ -114,9 +114,9 @@ class ProcessKeeper:
 
     def __init__(self, scratch: Path) -> None:
         self._groups: list[ProcessGroup] = []
-        warden = str(Path(__file__).with_name("warden.py"))
-        self._warden = subprocess.Popen(
-            [sys.executable, "-I", "-S", warden, str(scratch)],
+        reaper = str(Path(__file__).with_name("orphan_reaper.py"))
+        self._reaper = subprocess.Popen(
+            [sys.executable, "-I", "-S", reaper, str(scratch)],
             stdin=subprocess.PIPE,
             process_group=0,
             text=True,
@@ -129,20 +129,20 @@ class ProcessKeeper:
         with interrupts.deferred():
             group = ProcessGroup(name, command, env=env, cwd=cwd, log=log)
             self._groups.append(group)
-            self._tell_warden("+", group)
+            self._tell_reaper("+", group)
         return group
 
     def stop(
         self,
         groups: Iterable[ProcessGroup],
         grace: float,
-        hurry: Callable[[], bool] = lambda: False,
+        at_once: Callable[[], bool] = lambda: False,
     ) -> None:
-        """SIGTERM, at most `grace` seconds (none once `hurry()`), then SIGKILL, to every group."""
+        """SIGTERM, `grace` seconds at most (none once `at_once()`), then SIGKILL, to all groups."""
         stopping = [group for group in groups if group.alive]
         for group in stopping:
             group.terminate()
-        _wait_until(lambda: hurry() or all(group.is_quiet() for group in stopping), grace)
+        _wait_until(lambda: at_once() or all(group.is_quiet() for group in stopping), grace)
         for group in stopping:
             group.kill()
         _wait_until(lambda: not any(group.alive for group in stopping), _KILL_SECONDS)
@@ -152,22 +152,22 @@ class ProcessKeeper:
         """Drop the groups that have ended: nobody needs to stop them any more."""
         for group in [group for group in self._groups if not group.alive]:
             self._groups.remove(group)
-            self._tell_warden("-", group)
+            self._tell_reaper("-", group)
 
-    def close(self, hurry: Callable[[], bool] = lambda: False) -> None:
-        """Stop what still runs, and the warden."""
-        self.stop(list(self._groups), grace=4.0, hurry=hurry)
+    def close(self, at_once: Callable[[], bool] = lambda: False) -> None:
+        """Stop what still runs, and the reaper."""
+        self.stop(list(self._groups), grace=4.0, at_once=at_once)
         with contextlib.suppress(BrokenPipeError):
-            if self._warden.stdin:
-                self._warden.stdin.close()
-        self._warden.wait()
+            if self._reaper.stdin:
+                self._reaper.stdin.close()
+        self._reaper.wait()
 
-    def _tell_warden(self, sign: str, group: ProcessGroup) -> None:
-        # A warden that was killed is missed only if the launcher is killed as well.
+    def _tell_reaper(self, sign: str, group: ProcessGroup) -> None:
+        # A reaper that was killed is missed only if the launcher is killed as well.
         with contextlib.suppress(BrokenPipeError):
-            if self._warden.stdin:
-                self._warden.stdin.write(f"{sign}{group.pid}\n")
-                self._warden.stdin.flush()
+            if self._reaper.stdin:
+                self._reaper.stdin.write(f"{sign}{group.pid}\n")
+                self._reaper.stdin.flush()
 
 
 def _wait_until(condition: Callable[[], bool], seconds: float) -> None:

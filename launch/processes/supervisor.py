@@ -55,7 +55,7 @@ class _Kept:
         self.read_to = 0
         # Its log, also where somebody has moved it.
         self.output: BinaryIO | None = None
-        self.last_excuse = ""
+        self.last_problem = ""
 
     def hang_up(self) -> None:
         if self.output is not None:
@@ -103,25 +103,25 @@ class Supervisor:
             if kept.group is None and time.monotonic() >= kept.due:
                 self._start(kept)
 
-    def stop(self, name: str, grace: float, hurry: Callable[[], bool]) -> None:
+    def stop(self, name: str, grace: float, at_once: Callable[[], bool]) -> None:
         """End a program for good."""
         kept = self._kept.pop(name, None)
         if kept is not None and kept.group is not None:
-            self._keeper.stop([kept.group], grace, hurry)
+            self._keeper.stop([kept.group], grace, at_once)
             kept.hang_up()
 
     def _start(self, kept: _Kept) -> None:
         program = kept.program
         try:
             program.before()
-        except NotYet as excuse:
-            # The same excuse again is no news.
-            if str(excuse) != kept.last_excuse:
-                self._say(f"{excuse}; trying again")
-            kept.last_excuse = str(excuse)
+        except NotYet as problem:
+            # The same problem again is no news.
+            if str(problem) != kept.last_problem:
+                self._say(f"{problem}; trying again")
+            kept.last_problem = str(problem)
             self._postpone(kept)
             return
-        kept.last_excuse = ""
+        kept.last_problem = ""
         log = self._logs / f"{program.name}.log"
         kept.read_to = log.stat().st_size if log.exists() else 0
         kept.group = self._keeper.start(
@@ -143,7 +143,7 @@ class Supervisor:
         if kept.program.on_end is not None:
             said = kept.program.on_end(group.returncode, group.tail())
         else:
-            said = obituary(group.name, group.returncode, group.tail())
+            said = describe_exit(group.name, group.returncode, group.tail())
         if said:
             self._say(f"{said}; starting it again in {kept.pause:g} s (log: {group.log})")
         self._postpone(kept)
@@ -165,7 +165,7 @@ class Supervisor:
             kept.program.on_line(line)
 
 
-def obituary(name: str, status: int | None, tail: str) -> str:
+def describe_exit(name: str, status: int | None, tail: str) -> str:
     """One line for a program that ended: its status and the last thing it said."""
     last = next((line.strip() for line in reversed(tail.splitlines()) if line.strip()), "")
     how = f"was killed by signal {-status}" if status and status < 0 else f"ended ({status})"

@@ -32,7 +32,7 @@ _BLOCK = 16  # images; with 32, which need twice the memory, a step took a tenth
 _Array = np.ndarray[Any, Any]
 
 
-class GradientRoom:
+class GradientBuffers:
     """Where the gradients are computed: memory for a block of images, kept from step to step.
 
     Fresh memory would be cold to the caches: a step took half as long again. For one thread alone:
@@ -43,8 +43,8 @@ class GradientRoom:
         self._blocks: dict[tuple[Any, ...], _Block] = {}
         self._layers: tuple[_Layer, _Layer] | None = None
 
-    def __deepcopy__(self, memo: object) -> "GradientRoom":
-        return GradientRoom()
+    def __deepcopy__(self, memo: object) -> "GradientBuffers":
+        return GradientBuffers()
 
     def gradient(
         self, params: Tensor, x: Tensor, y: Tensor, weights: Tensor, into: Tensor

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from blackthorn.tasks.small_cnn import FIRST, GROUPS, HIDDEN, SECOND
 
 if TYPE_CHECKING:
-    from blackthorn.tasks.small_cnn.gradient import GradientRoom
+    from blackthorn.tasks.small_cnn.gradient import GradientBuffers
 
 
 class ChannelsLast(nn.Module):
@@ -55,7 +55,7 @@ class SmallCNN(nn.Sequential):
                 output=nn.Linear(HIDDEN, num_classes),
             )
         )
-        self._room: GradientRoom | None = None
+        self._workspace: GradientBuffers | None = None
 
     def analytic_loss_and_gradient(
         self, params: Tensor, x: Tensor, y: Tensor, weights: Tensor
@@ -65,13 +65,13 @@ class SmallCNN(nn.Sequential):
         if not self.compiled or params.device.type != "cpu":
             return None
         # Numba, which takes as long to import as all the rest.
-        from blackthorn.tasks.small_cnn.gradient import GradientRoom
+        from blackthorn.tasks.small_cnn.gradient import GradientBuffers
 
-        if self._room is None:
-            self._room = GradientRoom()
+        if self._workspace is None:
+            self._workspace = GradientBuffers()
         losses, gradients = params.new_empty(len(params)), torch.empty_like(params)
         for client, into in enumerate(gradients):
-            losses[client] = self._room.gradient(
+            losses[client] = self._workspace.gradient(
                 params[client], x[client], y[client], weights[client], into
             )
         return losses, gradients

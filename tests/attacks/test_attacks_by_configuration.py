@@ -13,8 +13,8 @@ from digits_runs import run
 from blackthorn import attacks
 from blackthorn.strategies import RoundReport
 
-CLIENTS, LIARS = 9, 4
-HONEST = CLIENTS - LIARS
+CLIENTS, BYZANTINE = 9, 4
+HONEST = CLIENTS - BYZANTINE
 
 
 def first_round(folder: Path, **options: Any) -> np.ndarray:
@@ -34,8 +34,8 @@ def truth(tmp_path_factory: pytest.TempPathFactory) -> np.ndarray:
 
 
 def sent(folder: Path, truth: np.ndarray, attack: str, **options: Any) -> np.ndarray:
-    """What the liars send [b, d]; the others send the truth."""
-    updates = first_round(folder, attack=attack, num_byzantine=LIARS, **options)
+    """What the attackers send [b, d]; the others send the truth."""
+    updates = first_round(folder, attack=attack, num_byzantine=BYZANTINE, **options)
     np.testing.assert_allclose(updates[:HONEST], truth[:HONEST], atol=1e-6)
     return updates[HONEST:]
 
@@ -71,8 +71,8 @@ def test_mimic(tmp_path: Path, truth: np.ndarray, omniscient: bool) -> None:
 @BOTH
 def test_baruch(tmp_path: Path, truth: np.ndarray, omniscient: bool) -> None:
     seen = known(truth, omniscient)
-    supporters = CLIENTS // 2 + 1 - LIARS
-    z = NormalDist().inv_cdf((CLIENTS - LIARS - supporters) / (CLIENTS - LIARS))
+    supporters = CLIENTS // 2 + 1 - BYZANTINE
+    z = NormalDist().inv_cdf((CLIENTS - BYZANTINE - supporters) / (CLIENTS - BYZANTINE))
     expected = seen.mean(axis=0) - z * seen.std(axis=0)
     close(sent(tmp_path, truth, "baruch", omniscient=omniscient), expected)
 
@@ -120,8 +120,8 @@ def test_the_random_attacks(tmp_path: Path, truth: np.ndarray) -> None:
     found = sent(tmp_path / "a", truth, "random-gradient")
     lengths = np.linalg.norm(found, axis=1)
     np.testing.assert_allclose(lengths, np.linalg.norm(own, axis=1), rtol=1e-4)
-    cosines = np.corrcoef(np.concatenate([found, own])) - np.eye(2 * LIARS)
-    assert np.abs(cosines[:LIARS]).max() < 0.25  # six deviations of 1/sqrt(650)
+    cosines = np.corrcoef(np.concatenate([found, own])) - np.eye(2 * BYZANTINE)
+    assert np.abs(cosines[:BYZANTINE]).max() < 0.25  # six deviations of 1/sqrt(650)
     shifts = (sent(tmp_path / "b", truth, "gradient-shift") - own) / 50
     close(shifts, shifts[:1])
     assert shifts[0].mean() == pytest.approx(0, abs=0.25)
@@ -136,7 +136,7 @@ def test_no_vector_attack_was_forgotten() -> None:
 # Who they are.
 
 
-def liars_by_round(folder: Path, **options: Any) -> list[set[int]]:
+def attackers_by_round(folder: Path, **options: Any) -> list[set[int]]:
     """The clients whose update in a round is all ones."""
     reports: list[RoundReport] = []
     run(folder, [reports.append], num_clients=12, attack="all-ones", num_byzantine=3,
@@ -150,15 +150,15 @@ def liars_by_round(folder: Path, **options: Any) -> list[set[int]]:
 
 
 def test_the_fixed_set_is_the_last_ids(tmp_path: Path) -> None:
-    assert liars_by_round(tmp_path) == [{9, 10, 11}] * 12
+    assert attackers_by_round(tmp_path) == [{9, 10, 11}] * 12
 
 
 def test_the_redrawn_set_is_another_every_round(tmp_path: Path) -> None:
-    found = liars_by_round(tmp_path / "a", byzantine_set="redrawn")
-    assert {len(liars) for liars in found} == {3}
-    assert len({frozenset(liars) for liars in found}) >= 8
+    found = attackers_by_round(tmp_path / "a", byzantine_set="redrawn")
+    assert {len(attackers) for attackers in found} == {3}
+    assert len({frozenset(attackers) for attackers in found}) >= 8
     assert len(set.union(*found)) >= 9
-    again = liars_by_round(tmp_path / "b", byzantine_set="redrawn")
-    other = liars_by_round(tmp_path / "c", byzantine_set="redrawn", seed=1)
+    again = attackers_by_round(tmp_path / "b", byzantine_set="redrawn")
+    other = attackers_by_round(tmp_path / "c", byzantine_set="redrawn", seed=1)
     assert again == found
     assert other != found

@@ -30,11 +30,11 @@ from blackthorn.attacks.collusion import (
     Accomplices,
     CollusionFailed,
     CollusionServer,
-    Meeting,
+    Rendezvous,
     parts,
 )
 from blackthorn.attacks.collusion.collusion_pb2 import Header, Part
-from blackthorn.attacks.collusion.meeting import Update
+from blackthorn.attacks.collusion.rendezvous import Update
 from blackthorn.attacks.flwr_clientapp import main
 from blackthorn.attacks.round_config import number
 
@@ -48,7 +48,7 @@ def service() -> Iterator[Callable[..., Accomplices]]:
     servers: list[CollusionServer] = []
 
     def start(num_colluders: int, patience: float = LONG) -> Accomplices:
-        server = CollusionServer(Meeting(num_colluders, patience), num_colluders)
+        server = CollusionServer(Rendezvous(num_colluders, patience), num_colluders)
         servers.append(server.__enter__())
         return Accomplices(server.address, timeout=LONG)
 
@@ -166,20 +166,22 @@ def test_malformed_streams_are_refused(
 
 
 def test_only_two_rounds_are_kept() -> None:
-    meeting = Meeting(1, 0.0)
+    rendezvous = Rendezvous(1, 0.0)
     for server_round in range(100):
-        meeting.share("run", server_round, 0, Update("float32", b"1234"))
-    assert list(meeting._gatherings) == [("run", 98), ("run", 99)]
+        rendezvous.share("run", server_round, 0, Update("float32", b"1234"))
+    assert list(rendezvous._gatherings) == [("run", 98), ("run", 99)]
 
 
 def test_who_waits_in_a_round_that_is_dropped_goes_on_after_its_patience() -> None:
-    meeting, update = Meeting(2, 1.0), Update("float32", b"1234")
+    rendezvous, update = Rendezvous(2, 1.0), Update("float32", b"1234")
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(meeting.share, "run", 0, 5, update)
-        until(lambda: len(meeting._gatherings) == 1)
+        waiting = pool.submit(rendezvous.share, "run", 0, 5, update)
+        until(lambda: len(rendezvous._gatherings) == 1)
         for server_round in (1, 2):
             with ThreadPoolExecutor(2) as pair:
-                posts = [pair.submit(meeting.share, "run", server_round, c, update) for c in (1, 2)]
+                posts = [
+                    pair.submit(rendezvous.share, "run", server_round, c, update) for c in (1, 2)
+                ]
             assert all(list(post.result()) == [1, 2] for post in posts)
         assert waiting.result(LONG) == {5: update}
 
@@ -187,12 +189,12 @@ def test_who_waits_in_a_round_that_is_dropped_goes_on_after_its_patience() -> No
 @pytest.mark.parametrize(("colluders", "patience"), [(0, 1.0), (1, -1.0), (1, float("nan"))])
 def test_a_meeting_that_makes_no_sense(colluders: int, patience: float) -> None:
     with pytest.raises(ValueError, match="allowed are"):
-        Meeting(colluders, patience)
+        Rendezvous(colluders, patience)
 
 
 def test_tls() -> None:
     certificate, key = self_signed()
-    server = CollusionServer(Meeting(1, 0.0), 1, "127.0.0.1:0", certificate, key)
+    server = CollusionServer(Rendezvous(1, 0.0), 1, "127.0.0.1:0", certificate, key)
     with server:
         trusting = Accomplices(server.address, root_certificates=certificate, timeout=LONG)
         updates, _ = trusting.share("run", 1, 0, vector(0))

@@ -20,7 +20,7 @@ CLIENTS, BYZANTINE, ROUNDS = 6, 3, 2
 
 def configuration(repository: Path, folder: Path, attack: str, **options: Any) -> RunConfig:
     values = {
-        # Plain averaging: whatever a liar says is in the model.
+        # Plain averaging: whatever an attacker says is in the model.
         "algorithm": "gfedavg",
         "corrupt-fraction": 0.0,
         "num-clients": CLIENTS,

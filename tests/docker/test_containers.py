@@ -21,9 +21,9 @@ from blackthorn.recording.run_folder import read_metrics, read_summary
 pytestmark = pytest.mark.docker
 
 SECONDS = 400
-# As few as RAGE needs to tell a liar: a container's start is most of what it costs.
+# As few as RAGE needs to tell an attacker: a container's start is most of what it costs.
 CLIENTS, BYZANTINE = 3, 1
-LIAR = CLIENTS
+ATTACKER = CLIENTS
 ROUNDS, STRUCK_ROUNDS = 3, 10
 _FLEET, _CONTROL, _APPS, _COLLUSION = 9092, 9093, 9091, 9095
 
@@ -137,7 +137,7 @@ def test_a_federation_runs_to_its_end(repository: Path, project: str, tmp_path: 
         said = one.make("compose-run", one.recipe("short", ROUNDS))
         check_whole(one.run_folder("short"), ROUNDS, said)
         check_isolation(one)
-        assert f"client-{LIAR}" not in status(one)
+        assert f"client-{ATTACKER}" not in status(one)
 
 
 # Once the run has so many rounds: what happens to the server's container, or to all of them.
@@ -167,18 +167,18 @@ def test_over_tls_a_run_outlives_its_containers(
             said = run.result(SECONDS)
         check_whole(folder, STRUCK_ROUNDS, said)
         check_isolation(one)
-        assert f"client-{LIAR}" in status(one)
+        assert f"client-{ATTACKER}" in status(one)
 
 
 def check_whole(folder: Path, rounds: int, said: str) -> None:
-    """Completed; every round is on record once and had everybody, and the liar counted in none."""
+    """Completed; every round is on record once, had everybody, and counted the attacker in none."""
     summary = read_summary(folder)
     assert summary is not None, said
     assert (summary["status"], summary["rounds_completed"]) == ("completed", rounds), said
     entries = list(read_metrics(folder))
     assert [entry["round"] for entry in entries] == list(range(rounds + 1))
     told = [(entry["round"], entry["replied"], entry["rejected"]) for entry in entries]
-    assert all(LIAR in entry["filtered"] for entry in entries[1:]), told
+    assert all(ATTACKER in entry["filtered"] for entry in entries[1:]), told
     replies = (CLIENTS + BYZANTINE) * rounds
     assert summary["clients"] == {"invited": replies, "replied": replies, "rejected": 0}
 
@@ -201,19 +201,19 @@ def status(one: Federation) -> str:
 
 
 def check_isolation(one: Federation) -> None:
-    """From a client's container only the Fleet port answers; nobody is root; liars meet alone."""
+    """From a client only the Fleet port answers; nobody is root; attackers meet alone."""
     assert len(one.containers()) == CLIENTS + BYZANTINE + 2
-    client, liar = one.container("client-0"), one.container(f"client-{LIAR}")
+    client, attacker = one.container("client-0"), one.container(f"client-{ATTACKER}")
     ports = map(str, (_APPS, _FLEET, _CONTROL, 9094, 9099))
     reached = inside(client, "python", "-c", OPEN_PORTS, "superlink", *ports)
     assert reached.split() == [str(_FLEET)]
     assert inside(client, "id", "-u").strip() != "0"
-    # Only the liars know the place where liars meet.
+    # Only the attackers know the place where attackers meet.
     assert inside(client, "python", "-c", OPEN_PORTS, "collusion", str(_COLLUSION)) == ""
-    assert inside(liar, "python", "-c", OPEN_PORTS, "collusion", str(_COLLUSION)).split() == [
+    assert inside(attacker, "python", "-c", OPEN_PORTS, "collusion", str(_COLLUSION)).split() == [
         str(_COLLUSION)
     ]
-    logs = inside(liar, "sh", "-c", "cat /app/logs/*.log")
+    logs = inside(attacker, "sh", "-c", "cat /app/logs/*.log")
     assert "attacks alone" not in logs
 
 

@@ -14,11 +14,11 @@ import yaml
 from blackthorn.launch.cli import main
 from blackthorn.launch.federation.members import ClientSettings, ServerSettings
 
-CLIENTS, LIAR = 2, "client-2"
+CLIENTS, ATTACKER = 2, "client-2"
 
 
 def script(repository: Path, folder: Path, **settings: str) -> subprocess.CompletedProcess[str]:
-    """`docker/federation config` with CLIENTS honest clients and a liar."""
+    """`docker/federation config` with CLIENTS honest clients and an attacker."""
     plugin = subprocess.run(["docker", "compose", "version"], capture_output=True, check=False)
     if plugin.returncode and shutil.which("docker-compose") is None:
         pytest.skip("there is no Docker Compose, neither as plugin nor as docker-compose")
@@ -84,11 +84,11 @@ def test_every_honest_client_is_given_the_policy_and_a_ledger_of_its_own(
         words = words_on_the_host(found[f"client-{number}"])
         words[words.index("--logs") + 1] = str(tmp_path / "logs")
         run_command(monkeypatch, "client", *words)
-    *honest, liar = taken
+    *honest, attacker = taken
     assert [one.policy and one.policy.read_text() for one in honest] == ["max-rounds = 3\n"] * 2
     ledgers = [one.ledger for one in honest]
     assert ledgers == [tmp_path / f"deployment/ledgers/client-{i}/ledger.json" for i in (0, 1)]
-    assert (liar.policy, liar.ledger) == (None, None)
+    assert (attacker.policy, attacker.ledger) == (None, None)
 
 
 def test_without_a_policy_nobody_has_one(repository: Path, tmp_path: Path) -> None:

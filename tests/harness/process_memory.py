@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from blackthorn.launch.federation.workplace import CLUSTER_VARIABLE, marked_processes
+from blackthorn.launch.federation.process_environment import CLUSTER_VARIABLE, marked_processes
 
 # Linux keeps 15 characters of a process's name.
 _NAME_LENGTH = 15

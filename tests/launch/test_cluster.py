@@ -26,7 +26,7 @@ from blackthorn.settings.config import RunConfig
 pytestmark = pytest.mark.deployment
 
 CLIENTS = 5
-LIAR = CLIENTS - 1
+ATTACKER = CLIENTS - 1
 ROUNDS = 3
 DEADLINE = 30.0
 SLACK = 5.0
@@ -71,7 +71,7 @@ def rounds(config: RunConfig, summary: dict[str, Any]) -> list[dict[str, Any]]:
 def test_rage_filters_a_byzantine_program(repository: Path, tmp_path: Path) -> None:
     summary, entries = run(configuration(repository, tmp_path))
     assert all(entry["rejected"] == [] for entry in entries)
-    assert all(entry["filtered"] == [LIAR] for entry in entries)
+    assert all(entry["filtered"] == [ATTACKER] for entry in entries)
     assert summary["clients"] == {"invited": 15, "replied": 15, "rejected": 0}
     assert json.loads((tmp_path / "summary.json").read_text())["status"] == "completed"
     assert (tmp_path / "checkpoints" / "final.safetensors").exists()
@@ -83,11 +83,11 @@ def test_bad_replies_are_named_and_cost_nothing(repository: Path, tmp_path: Path
     honest = CLIENTS - 1
     numbers = {"num_clients": honest + len(BAD), "num_byzantine": len(BAD), "corrupt_fraction": 0.1}
     config = configuration(repository, tmp_path, attack="nan", **numbers)
-    liars = [
-        cluster_nodes(configuration(repository, tmp_path, attack=attack), (), "", {})[LIAR]
+    attackers = [
+        cluster_nodes(configuration(repository, tmp_path, attack=attack), (), "", {})[ATTACKER]
         for attack in BAD
     ]
-    with shared_cluster([Node()] * honest + liars, tmp_path) as run_there:
+    with shared_cluster([Node()] * honest + attackers, tmp_path) as run_there:
         summary = run_there(config)
     for entry in rounds(config, summary):
         assert entry["replied"] == honest
@@ -108,7 +108,7 @@ def test_a_client_slower_than_the_deadline(
     )
     _, entries = run(config)
     for entry in entries:
-        assert {"client": LIAR, "reason": "no reply by the deadline"} in entry["rejected"]
+        assert {"client": ATTACKER, "reason": "no reply by the deadline"} in entry["rejected"]
         assert entry["replied"] >= 1
 
 

@@ -94,8 +94,8 @@ def test_the_demo_shows_rage_alive_and_the_mean_dead(repository: Path, tmp_path:
     assert accuracies["mean"] < 0.5
     assert (folder / "accuracy.png").stat().st_size > 1000
     assert json.loads((folder / "summary.json").read_text())["status"] == "completed"
-    liars = {16, 17, 18, 19}
-    assert all(liars <= set(entry["filtered"]) for entry in read_metrics(folder / "rage")[1:])
+    attackers = {16, 17, 18, 19}
+    assert all(attackers <= set(entry["filtered"]) for entry in read_metrics(folder / "rage")[1:])
 
 
 def test_a_second_demo_keeps_the_first(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from process_watch import running, until
 
-from blackthorn.launch.federation.workplace import fork_server_command
+from blackthorn.launch.federation.process_environment import fork_server_command
 from blackthorn.launch.processes.program_files import warm_program
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="fork servers need Linux")

@@ -15,8 +15,8 @@ import pytest
 from process_watch import running, until
 
 from blackthorn.launch.federation.app_bundle import stage_app, write_config
-from blackthorn.launch.federation.workplace import Workplace, polite_poll_seconds
-from blackthorn.launch.processes import interrupts, warden
+from blackthorn.launch.federation.process_environment import ProcessEnvironment, polite_poll_seconds
+from blackthorn.launch.processes import interrupts, orphan_reaper
 from blackthorn.launch.processes.ports import free_loopback_ports
 from blackthorn.launch.processes.process_groups import ProcessGroup, ProcessKeeper
 
@@ -74,7 +74,7 @@ def test_a_second_interrupt_cuts_the_grace_short(keeper: ProcessKeeper, tmp_path
     group = start(keeper, tmp_path, STUBBORN)
     pids(group)
     started = time.monotonic()
-    keeper.stop([group], grace=30.0, hurry=lambda: True)
+    keeper.stop([group], grace=30.0, at_once=lambda: True)
     assert time.monotonic() - started < 5.0
 
 
@@ -102,7 +102,7 @@ def test_a_leader_that_dies_takes_its_group_along(keeper: ProcessKeeper, tmp_pat
     assert group.returncode == -signal.SIGKILL
 
 
-def test_the_warden_ends_what_a_killed_launcher_leaves(tmp_path: Path) -> None:
+def test_the_reaper_ends_what_a_killed_launcher_leaves(tmp_path: Path) -> None:
     launcher = f"""
 import os, sys, time
 from pathlib import Path
@@ -129,8 +129,8 @@ time.sleep(60)
     until(lambda: not (tmp_path / "scratch").exists())
 
 
-def test_the_warden_spares_what_has_ended() -> None:
-    assert warden.watch(["+12\n", "+13\n", "-12\n", "+14\n"]) == {13, 14}
+def test_the_reaper_spares_what_has_ended() -> None:
+    assert orphan_reaper.watch(["+12\n", "+13\n", "-12\n", "+14\n"]) == {13, 14}
 
 
 def test_interrupts_wait_for_the_end_of_the_block() -> None:
@@ -166,7 +166,7 @@ def test_sigterm_unwinds_and_keeps_its_exit_status() -> None:
 def test_a_folder_too_deep_for_a_socket_is_refused(tmp_path: Path) -> None:
     deep = tmp_path / ("d" * 100)
     with pytest.raises(ValueError, match="too long a path for a Unix socket"):
-        Workplace(deep, "id", 2, warm=True, quick_polls=True, env={})
+        ProcessEnvironment(deep, "id", 2, warm=True, quick_polls=True, env={})
     assert not deep.exists()
 
 

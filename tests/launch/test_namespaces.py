@@ -17,8 +17,8 @@ from blackthorn.recording.run_folder import read_metrics, read_summary
 pytestmark = pytest.mark.deployment
 
 SERVER = "fl.example.org"
-NAMES = ("server", "node0", "node1", "node2", "liar3")
-CUT, THROTTLED, LIAR = 1, 2, 3
+NAMES = ("server", "node0", "node1", "node2", "node3")
+CUT, THROTTLED, ATTACKER = 1, 2, 3
 ROUNDS = 10
 DEADLINE = 15
 
@@ -44,7 +44,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
         assert told.returncode == 0, told.stderr
         for name, host in zip(NAMES[1:], clients, strict=True):
             options = (
-                ["--program", "blackthorn.attacks.flwr_clientapp:main"] if name == "liar3" else []
+                ["--program", "blackthorn.attacks.flwr_clientapp:main"] if name == "node3" else []
             )
             prefix = [*host.prefix, "env", "BLACKTHORN_ATTACK=nan"]
             programs.start(
@@ -104,7 +104,7 @@ def test_a_run_survives_an_outage_loss_and_a_slow_link(
     for entry in entries:
         assert entry["invited"] == entry["replied"] + len(entry["rejected"])
         assert entry["seconds"]["training"] <= DEADLINE + 5
-        (reason,) = [r["reason"] for r in entry["rejected"] if r["client"] == LIAR]
+        (reason,) = [r["reason"] for r in entry["rejected"] if r["client"] == ATTACKER]
         assert "not finite" in reason
     assert summary["final"]["accuracy"] > 0.5
     status = federation.bench.call(

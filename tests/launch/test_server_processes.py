@@ -249,7 +249,7 @@ def test_the_server_itself_needs_no_torch() -> None:
     loads = (
         "import sys; from blackthorn.launch.federation import server, server_programs, service; "
         "from blackthorn.flower_port import control_api; "
-        "import blackthorn.launch.federation.workplace; sys.exit('torch' in sys.modules)"
+        "import blackthorn.launch.federation.process_environment; sys.exit('torch' in sys.modules)"
     )
     command = [sys.executable, "-c", loads]
     assert subprocess.run(command, cwd=Path(__file__).parents[2], timeout=120).returncode == 0

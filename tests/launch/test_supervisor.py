@@ -1,4 +1,4 @@
-"""The supervisor with real programs: restarts, back-off, excuses, and what they write."""
+"""The supervisor with real programs: restarts, back-off, problems, and what they write."""
 
 import sys
 import time

@@ -165,7 +165,7 @@ def test_without_states_none_is_left(tmp_path: Path) -> None:
     assert not (tmp_path / "state").exists()
 
 
-# A liar who, in the fourth round, has the process told to stop.
+# An attacker who, in the fourth round, has the process told to stop.
 STOPS = """
 import os, signal
 calls = []

@@ -33,7 +33,7 @@ RULES = ("mean", *GUARANTEES)
 PRE_AGGREGATORS = ("none", "nearest-neighbour-mixing", "bucketing")
 # 15 clients are 8 buckets of two: the last has one, so that even the mean of the means differs.
 COHORT = {"num_clients": 15, "num_corrupt": 1, "num_server_rounds": 1, "local_steps": 2}
-LIAR = {"num_byzantine": 1, "attack": "sign-flip"}
+ATTACKER = {"num_byzantine": 1, "attack": "sign-flip"}
 
 
 def function_of(rule: str) -> Any:
@@ -42,7 +42,7 @@ def function_of(rule: str) -> Any:
 
 def one_round(folder: Path, **options: Any) -> RoundReport:
     reports: list[RoundReport] = []
-    run(folder, [reports.append], **{**COHORT, **LIAR, **options})
+    run(folder, [reports.append], **{**COHORT, **ATTACKER, **options})
     assert reports[-1].skipped is None
     return reports[-1]
 

@@ -230,7 +230,7 @@ def test_an_odd_attestation_is_none_and_raises_nothing_else(odd: str) -> None:
 
 
 def test_a_reply_that_does_not_attest_ends_no_round() -> None:
-    """With enough_replies = 1 the silent liar's reply is not the one that is enough."""
+    """With enough_replies = 1 the silent attacker's reply is not the one that is enough."""
     plain = runs(quadratic_app(0, 10))
     report, _ = one_round(
         lambda **f: FatClippingPI(1.0, 3, enough_replies=1, **f), attests=True, answer=plain
@@ -320,7 +320,7 @@ def test_our_client_app_attests_the_rule_of_its_configuration_and_no_other(kind:
 
 
 @pytest.mark.parametrize("name", sorted(set(attacks.names()) - {"raise", "exit", "slow"}))
-def test_a_liar_attests_too(name: str) -> None:
+def test_an_attacker_attests_too(name: str) -> None:
     """Attestation keeps out who does not know the rule, not who breaks it."""
     config, message, rule = order_of("fat-clipping-pi")
     node: dict[str, Any] = {"partition-id": 1, "num-partitions": 3}

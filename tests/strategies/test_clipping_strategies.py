@@ -241,7 +241,7 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 @pytest.mark.parametrize("attack", ["huge", "reverse-scaled-average"])
-def test_exactly_the_liars_are_over_the_bound(tmp_path: Path, name: str, attack: str) -> None:
+def test_exactly_the_attackers_are_over_the_bound(tmp_path: Path, name: str, attack: str) -> None:
     entries = run(
         tmp_path,
         num_clients=9,
@@ -254,8 +254,8 @@ def test_exactly_the_liars_are_over_the_bound(tmp_path: Path, name: str, attack:
     assert [entry["over_bound"] for entry in entries] == [[7, 8]] * 3
 
 
-def test_only_the_liars_of_the_round_are_named(tmp_path: Path) -> None:
-    """Liars drawn afresh, in cohorts drawn afresh: ids, not rows of the round's matrix."""
+def test_only_the_attackers_of_the_round_are_named(tmp_path: Path) -> None:
+    """Attackers drawn afresh, in cohorts drawn afresh: ids, not rows of the round's matrix."""
     reports: list[Any] = []
     run(
         tmp_path,
@@ -349,7 +349,7 @@ def test_a_thousandth_too_long_is_seen(
 
 
 def test_what_is_over_the_bound_counts_as_the_bound(tmp_path: Path) -> None:
-    """The server clips again: a liar's 1e25 moves the mean by λ/m, in its direction."""
+    """The server clips again: an attacker's 1e25 moves the mean by λ/m, in its direction."""
     reports: list[Any] = []
     run(
         tmp_path,

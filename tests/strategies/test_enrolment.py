@@ -1,4 +1,4 @@
-"""Stable client ids over changing nodes: who is who, who is missing, no waiting for liars."""
+"""Stable client ids over changing nodes: who is who, who is missing, no waiting for attackers."""
 
 import logging
 import threading

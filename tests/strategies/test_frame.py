@@ -236,7 +236,7 @@ def outlier(client: int, factor: float = -50.0) -> Answer:
     return answer
 
 
-def test_rage_keeps_out_the_liar_that_owns_the_mean() -> None:
+def test_rage_keeps_out_the_attacker_that_owns_the_mean() -> None:
     results = {}
     honest = by_hand([range(5)] * 3)[-1]
     for strategy in (Rage(num_corrupt=1, num_clients=6), GFedAvg(num_clients=6)):
@@ -283,7 +283,7 @@ REASONS = {
 SILENT = {"slow", "exit"}
 
 
-def liar(name: str) -> Answer:
+def attacker(name: str) -> Answer:
     """Client 5, which trains honestly and answers with an attack of `misbehaviour`."""
     honest = runs(quadratic_app(5))
     attack: Any = attacks.get(name)
@@ -311,7 +311,7 @@ def test_every_misbehaviour_has_its_reason() -> None:
 @pytest.mark.parametrize("name", REASONS)
 def test_misbehaviour_is_named_and_changes_nothing(name: str, weighting: Any) -> None:
     grid, diary = honest_grid(), Diary()
-    grid.nodes[NODES[5]] = liar(name)
+    grid.nodes[NODES[5]] = attacker(name)
     strategy = GFedAvg(num_clients=6, weighting=weighting, observers=[diary])
     found = run(strategy, grid, rounds=2)
     close(found, by_hand([range(5)] * 2)[-1])
@@ -325,7 +325,7 @@ def test_misbehaviour_is_named_and_changes_nothing(name: str, weighting: Any) ->
 def test_a_client_that_never_answers_is_named_and_changes_nothing() -> None:
     assert all(getattr(attacks.get(name), "absence", None) == "silence" for name in SILENT)
     grid, diary = honest_grid(), Diary()
-    grid.nodes[NODES[5]] = liar("slow")
+    grid.nodes[NODES[5]] = attacker("slow")
     began = time.monotonic()
     found = run(GFedAvg(num_clients=6, observers=[diary]), grid, rounds=1, timeout=DEADLINE)
     assert DEADLINE <= time.monotonic() - began < DEADLINE + 5
@@ -335,7 +335,7 @@ def test_a_client_that_never_answers_is_named_and_changes_nothing() -> None:
 
 def test_a_huge_model_is_rage_s_to_filter() -> None:
     grid, diary = honest_grid(), Diary()
-    grid.nodes[NODES[5]] = liar("huge")
+    grid.nodes[NODES[5]] = attacker("huge")
     found = run(Rage(num_corrupt=1, num_clients=6, observers=[diary]), grid)
     close(found, by_hand([range(5)] * 3)[-1])
     assert [report.filtered for report in diary.reports] == [[NODES[5]]] * 3
@@ -639,7 +639,7 @@ def test_observers_get_the_round_and_cannot_change_it() -> None:
             report.updates.zero_()
 
     grid = honest_grid()
-    grid.nodes[NODES[5]] = liar("nan")
+    grid.nodes[NODES[5]] = attacker("nan")
     strategy = GFedAvg(num_clients=6, observers=[diary, meddler])
     close(run(strategy, grid), by_hand([range(5)] * 3)[-1])
     assert [report.server_round for report in diary.reports] == [1, 2, 3]
@@ -655,7 +655,7 @@ def test_observers_get_the_round_and_cannot_change_it() -> None:
 def test_the_rows_of_a_report_are_the_accepted_clients_updates() -> None:
     diary = Diary()
     grid = honest_grid()
-    grid.nodes[NODES[0]] = liar("nan")
+    grid.nodes[NODES[0]] = attacker("nan")
     strategy = GFedAvg(local_rate=0.125, num_clients=5, observers=[diary])
     run(strategy, grid, rounds=1)
     report, w = diary.reports[0], np.arange(DIMENSION) / 4
@@ -673,7 +673,7 @@ def test_flower_s_own_loop_drives_the_same_run(message_ids: bool) -> None:
     step = ServerStep(server_lr=0.5, momentum=0.8)
     strategy = GFedAvg(local_rate=LocalRate(0.5, 0.5), server_step=step, num_clients=6)
     grid = honest_grid(message_ids=message_ids)
-    grid.nodes[NODES[5]] = liar("nan")
+    grid.nodes[NODES[5]] = attacker("nan")
     result = Strategy.start(strategy, grid, initial_model(), num_rounds=3, timeout=LONG)
     lrs = [0.5, 0.25, 0.125]
     expected = by_hand([range(5)] * 3, local_lrs=lrs, server_lr=0.5, momentum=0.8)
@@ -684,7 +684,7 @@ def test_flower_s_own_loop_drives_the_same_run(message_ids: bool) -> None:
         "rejected": 1,
         "filtered": 0,
     }
-    # The liar evaluates like the others.
+    # The attacker evaluates like the others.
     loss = np.mean([0.5 * np.sum((expected[-1] - centre(i)) ** 2) for i in range(6)])
     assert result.evaluate_metrics_clientapp[3]["loss"] == pytest.approx(loss, rel=1e-4)
 

@@ -30,7 +30,7 @@ def honest(rng: np.random.Generator, count: int, dim: int) -> Rows:
     return rng.standard_normal((count, dim)) + 2 * rng.standard_normal(dim)
 
 
-def with_liars(rng: np.random.Generator, count: int, dim: int) -> Rows:
+def with_attackers(rng: np.random.Generator, count: int, dim: int) -> Rows:
     rows = honest(rng, count, dim)
     rows[: count // 5] = -50 * rows.mean(axis=0)
     return rows
@@ -47,7 +47,7 @@ def of_all_sizes(rng: np.random.Generator, count: int, dim: int) -> Rows:
     return honest(rng, count, dim) * 10.0 ** rng.uniform(-4, 4, (count, 1))
 
 
-MATRICES = (honest, with_liars, with_twins, of_all_sizes)
+MATRICES = (honest, with_attackers, with_twins, of_all_sizes)
 
 
 @pytest.fixture(params=[(make, seed) for make in MATRICES for seed in range(5)],

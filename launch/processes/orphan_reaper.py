@@ -1,6 +1,6 @@
 """Ends the process groups of a launcher that died without doing so itself (SIGKILL, a crash).
 
-Run as `python -I -S warden.py SCRATCH`, with the standard library alone. The launcher writes
+Run as `python -I -S orphan_reaper.py SCRATCH`, with the standard library alone. The launcher writes
 `+GROUP` when it starts a process group and `-GROUP` when that has ended; what is left when the
 pipe closes gets SIGTERM and, three seconds later, SIGKILL, and the folder SCRATCH is removed.
 """

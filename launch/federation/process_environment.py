@@ -48,7 +48,7 @@ _SECRET_BYTES = 32
 _LOOKS_A_SECOND = 30.0
 
 
-class Workplace:
+class ProcessEnvironment:
     """A private folder for everything a deployment needs and throws away afterwards.
 
     `warm` and `quick_polls` decide what Flower's program names mean (`flower_port/programs.py`).
@@ -98,7 +98,7 @@ class Workplace:
         self._env.pop("PYTHONDONTWRITEBYTECODE", None)
         self._write_programs(quick_polls)
 
-    def environment(
+    def variables(
         self,
         home: str,
         *,

@@ -19,7 +19,7 @@ from blackthorn.tasks.datasets import Examples
 from blackthorn.tasks.problem import Problem, load_problem
 from blackthorn.tasks.shards import ExampleShard, Shard
 
-CLIENTS, LIARS, C = 6, 3, 0.05
+CLIENTS, BYZANTINE, C = 6, 3, 0.05
 DP: dict[str, Any] = {
     "algorithm": "dp-fedavg",
     "clip-norm": C,
@@ -29,7 +29,7 @@ DP: dict[str, Any] = {
     "delta": 1e-2,
     "task": "digits",
     "model": "logistic",
-    "num-byzantine": LIARS,
+    "num-byzantine": BYZANTINE,
     "collusion": False,
 }
 

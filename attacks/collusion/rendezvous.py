@@ -25,7 +25,7 @@ class _Gathering:
     released: bool = False
 
 
-class Meeting:
+class Rendezvous:
     """Lets the colluders of a round have each other's updates.
 
     A corrupt client knows how many clients were invited to a round, but not which. So a round is
