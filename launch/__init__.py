@@ -1,0 +1,1 @@
+"""The `blackthorn` command: its commands, federations of several machines, and processes."""

@@ -26,6 +26,7 @@ class CharLSTM(nn.Module):
         self.output = nn.Linear(hidden, characters)
 
     def forward(self, text: Tensor) -> Tensor:
+        """Logits [n, characters] of the character that follows each row of text [n, length]."""
         states, _ = self.lstm(self.embedding(text.to(torch.int64)))
         logits: Tensor = self.output(states[:, -1])
         return logits

@@ -22,6 +22,7 @@ class LinearForm(nn.Module):
         self.x = nn.Parameter(torch.full((dimension,), initial_point, dtype=torch.float64))
 
     def forward(self, rows: Tensor) -> Tensor:
+        """⟨a, x⟩ [n] of rows a [n, d]."""
         return rows @ self.x
 
     def analytic_loss_and_gradient(

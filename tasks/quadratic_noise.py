@@ -21,6 +21,7 @@ class NoisyQuadratic(nn.Module):
         self.x = nn.Parameter(torch.full((dimension,), initial_point, dtype=torch.float64))
 
     def forward(self, noise: Tensor) -> Tensor:
+        """½‖x‖² + ⟨ξ, x⟩ [n] of noise ξ [n, d]."""
         return 0.5 * self.x.square().sum() + noise @ self.x
 
     def analytic_loss_and_gradient(

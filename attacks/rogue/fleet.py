@@ -44,6 +44,7 @@ class Announcement:
 
     @property
     def taken(self) -> bool:
+        """Whether the SuperLink awaits the reply's parts: it names those it wants."""
         return bool(self.missing)
 
     def upload(self, object_id: str) -> None:

@@ -44,6 +44,7 @@ class Connection:
         self._stream.sendall(_frame(_RST_STREAM, 0, stream, struct.pack("!I", _CANCEL)))
 
     def ping(self) -> None:
+        """A PING frame with eight bytes, which the other side has to acknowledge."""
         self._stream.sendall(_frame(_PING, 0, 0, bytes(8)))
 
     def closed_within(self, seconds: float) -> bool:

@@ -92,9 +92,11 @@ class Peer:
         ]
 
     def public_key(self) -> bytes:
+        """The node's public key as the SuperLink knows it, PEM; empty for a node without keys."""
         return b"" if self.keys is None else public_key_to_bytes(self.keys[1])
 
     def raw(self) -> contextlib.AbstractContextManager[http2.Connection]:
+        """HTTP/2 to the SuperLink frame by frame, for what no gRPC library would send."""
         return http2.connected(self.address, self.root_certificates)
 
 
@@ -102,6 +104,7 @@ Attack = Callable[[Peer], str]
 
 
 def object_id(number: int) -> str:
+    """An id of the form that Flower's objects have, SHA-256 in hex, of an object without bytes."""
     return hashlib.sha256(number.to_bytes(8)).hexdigest()
 
 

@@ -63,6 +63,7 @@ def end_like(status: int) -> NoReturn:
 
 
 def main() -> NoReturn:
+    """Stand for the process that the fork server starts: its signals, its exit status."""
     path, entry, *argv = sys.argv[1:]
     try:
         server = request_fork(path, entry, argv)
