@@ -6,8 +6,7 @@
 
 from .byzantine_app import byzantine_app
 from .distance_attacks import min_max, min_sum
-from .label_flip import flip_labels
-from .registry import Attack, DataAttack, ReplyAttack, VectorAttack, get, names
+from .registry import Attack, DataAttack, ReplyAttack, VectorAttack, flip_labels, get, names
 from .simulated import AttackingGrid, fixed_corrupt, redrawn_corrupt
 from .vector_attacks import (
     all_ones,

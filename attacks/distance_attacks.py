@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .colluders import as_updates, benign_updates, same_from_all
+from .vector_attacks import as_updates, benign_updates, same_from_all
 
 Perturbation = Literal["deviation", "unit", "sign"]
 

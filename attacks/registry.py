@@ -16,7 +16,6 @@ from torch import Tensor, as_tensor
 from blackthorn.settings.own_code import failure, is_own_code, own_function
 
 from . import distance_attacks, vector_attacks
-from .label_flip import flip_labels
 from .misbehaviour import REPLY_ATTACKS
 from .vector_attacks import VectorFunction
 
@@ -66,6 +65,16 @@ def own_attack(name: str) -> VectorAttack:
         return vectors
 
     return VectorAttack(name, checked)
+
+
+def flip_labels(y: Tensor, num_classes: int) -> Tensor:
+    """Poisoned labels num_classes - 1 - y, shape and dtype of `y`, which is left as it is.
+
+    Raises ValueError for num_classes below 1.
+    """
+    if num_classes < 1:
+        raise ValueError(f"num_classes is {num_classes}; allowed are 1 and above")
+    return num_classes - 1 - y
 
 
 @dataclass(frozen=True)

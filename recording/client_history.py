@@ -97,24 +97,6 @@ class ClientHistory:
         """Whether any invited client was not kept."""
         return bool((self.states > STATES.index("kept")).any())
 
-    def totals(self) -> list[dict[str, Any]]:
-        """For every client: "client", "invited" (rounds), rounds by state, "mean_weight" over the
-        rounds in which the rule saw its update (None: never), and the last "reason"."""
-        return [self._total(i) for i in range(len(self.clients))]
-
-    def _total(self, row: int) -> dict[str, Any]:
-        client = self.clients[row]
-        counts = np.bincount(self.states[row], minlength=len(STATES)).tolist()
-        seen = self.weights[row][~np.isnan(self.weights[row])]
-        reasons = [self.reasons[client, t] for t in self.rounds if (client, t) in self.reasons]
-        return {
-            "client": client,
-            "invited": len(self.rounds) - counts[0],
-            **dict(zip(STATES[1:], counts[1:], strict=True)),
-            "mean_weight": float(seen.mean()) if seen.size else None,
-            "reason": reasons[-1] if reasons else None,
-        }
-
 
 def read_history(folder: Path) -> ClientHistory | None:
     """The history of a run; None where there is none that may be shown (a claim, no round)."""

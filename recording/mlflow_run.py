@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from blackthorn.recording.scalars import scalars
+from blackthorn.recording.round_entries import scalars
 from blackthorn.settings.config import RunConfig, to_mapping
 
 EXPERIMENT = "blackthorn"

@@ -19,7 +19,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from blackthorn.randomness import Stream, generator_of
+from blackthorn.settings.config import RunConfig
 from blackthorn.strategies.durable_file import replace_file
+from blackthorn.strategies.reports import RoundReport
+from blackthorn.tasks.problem import Problem
 
 FOLDER = "posterior"
 _STATE = "store.json"
@@ -103,6 +106,37 @@ class PosteriorStore:
     def _write_state(self) -> None:
         state = {**self._rule, "offered": self.offered, "last_round": self._last_round}
         replace_file(self.folder / _STATE, (json.dumps(state, indent=2) + "\n").encode())
+
+
+class PosteriorRecorder:
+    """The observer of a run that keeps samples in its folder: every `thinning`-th θ after
+    `burn-in`.
+
+    A round that left the model as it was adds no sample.
+    """
+
+    def __init__(self, config: RunConfig, problem: Problem, run: Path) -> None:
+        self._burn_in, self._thinning = config.burn_in, config.thinning
+        self._model = problem.model
+        self._state = {name: value.numpy() for name, value in problem.state().items()}
+        self.store = PosteriorStore(
+            run / FOLDER, config.max_samples, config.keep_samples, config.seed
+        )
+
+    def __call__(self, report: RoundReport) -> None:
+        """See a round."""
+        past = report.server_round - self._burn_in
+        if past < 1 or past % self._thinning or report.skipped:
+            return
+        views = self._model.unflatten(report.model)
+        state = {**self._state, **{name: view.numpy() for name, view in views.items()}}
+        # Fewer replies than clients invited: this θ's noise was larger than it should be.
+        self.store.offer(
+            report.server_round,
+            state,
+            invited=str(len(report.invited)),
+            replied=str(len(report.accepted)),
+        )
 
 
 def sample_rounds(run: Path) -> list[int]:

@@ -10,7 +10,7 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 
 from blackthorn.recording.folder_place import EVENTS
-from blackthorn.recording.scalars import scalars
+from blackthorn.recording.round_entries import scalars
 
 
 class TensorBoardEvents:

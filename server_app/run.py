@@ -17,7 +17,7 @@ from blackthorn.attacks.registry import OwnAttackFailed
 from blackthorn.flower_port.grids import is_flower_simulation
 from blackthorn.recording.failure_reason import RunFailed, reason_of
 from blackthorn.recording.folder_place import OPERATOR, choose_folder, create_folder
-from blackthorn.recording.posterior_recorder import PosteriorRecorder
+from blackthorn.recording.posterior_store import PosteriorRecorder
 from blackthorn.recording.privacy import (
     privacy_entry,
     privacy_plan,

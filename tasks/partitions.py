@@ -65,8 +65,8 @@ def partition(
 
     Raises ValueError for an unknown scheme and for what the examples cannot give.
     """
-    if scheme not in _SCHEMES:
-        raise ValueError(f"partition {scheme!r} is unknown: allowed are {', '.join(_SCHEMES)}")
+    if scheme not in SCHEMES:
+        raise ValueError(f"partition {scheme!r} is unknown: allowed are {', '.join(SCHEMES)}")
     if num_clients < 1:
         raise ValueError(f"num-clients is {num_clients}: it must be at least 1")
     if examples_per_client < 0:
@@ -88,7 +88,7 @@ def partition(
         dirichlet_alpha,
         examples_per_client,
     )
-    return [np.sort(part).astype(np.int64, copy=False) for part in _SCHEMES[scheme](request)]
+    return [np.sort(part).astype(np.int64, copy=False) for part in SCHEMES[scheme](request)]
 
 
 def _iid(request: _Request) -> list[np.ndarray]:
@@ -262,7 +262,7 @@ def _require_enough(request: _Request, needed: int, what: str) -> None:
         )
 
 
-_SCHEMES: dict[str, Callable[[_Request], list[np.ndarray]]] = {
+SCHEMES: dict[str, Callable[[_Request], list[np.ndarray]]] = {
     "iid": _iid,
     "label-shards": _label_shards,
     "classes-per-client": _classes_per_client,
@@ -272,4 +272,3 @@ _SCHEMES: dict[str, Callable[[_Request], list[np.ndarray]]] = {
     "full": _full,
 }
 _SIZED_SCHEMES = ("iid", "dominant-label", "two-majority")
-PARTITION_NAMES = tuple(_SCHEMES)

@@ -1,9 +1,13 @@
-"""HOST:PORT, and which addresses may be used without TLS."""
+"""HOST:PORT, which addresses may be used without TLS, and free ports on the loopback interface."""
 
+import contextlib
 import ipaddress
+import socket
 from dataclasses import dataclass
 
 from blackthorn.settings.config import ConfigError
+
+LOOPBACK = "127.0.0.1"
 
 
 @dataclass(frozen=True)
@@ -45,3 +49,16 @@ def check_insecure(host: str, i_know: bool) -> None:
             f"--insecure is not allowed for {host}: anybody on the way could read and change "
             "everything; use TLS (blackthorn certs), or add --i-know"
         )
+
+
+def free_loopback_ports(count: int) -> list[int]:
+    """`count` different TCP ports that nobody listens on at 127.0.0.1.
+
+    All are held at once while they are drawn, so they differ. They are released before the
+    caller's programs bind them: whoever starts a program must be ready to draw again.
+    """
+    with contextlib.ExitStack() as held:
+        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind((LOOPBACK, 0))
+        return [one.getsockname()[1] for one in sockets]

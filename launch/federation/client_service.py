@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from blackthorn.flower_port.programs import FAILED_CALL
-from blackthorn.launch.processes.ports import LOOPBACK, free_loopback_ports
+from blackthorn.launch.federation.addresses import LOOPBACK, free_loopback_ports
 from blackthorn.launch.processes.supervisor import Program, describe_exit
 
 from .addresses import Address

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from blackthorn.flower_port.control_api import ControlApi, is_serving
-from blackthorn.launch.processes.ports import LOOPBACK, free_loopback_ports
+from blackthorn.launch.federation.addresses import LOOPBACK, free_loopback_ports
 from blackthorn.launch.processes.process_groups import ProcessGroup, ProcessKeeper
 from blackthorn.launch.processes.program_files import python_command
 from blackthorn.launch.processes.supervisor import describe_exit

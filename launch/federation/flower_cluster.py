@@ -177,12 +177,8 @@ class FlowerCluster:
         """The ServerApp's output so far."""
         return self._control.log(run_id)
 
-    def dead_nodes(self) -> list[int]:
-        """Indices of the nodes whose SuperNode has ended."""
-        return list(self.deaths())
-
     def deaths(self) -> dict[int, str]:
-        """How these have ended, in one line each, by index."""
+        """How the SuperNodes that have ended did, in one line each, by index of the node."""
         return self._running().deaths()
 
     def kill_node(self, index: int) -> None:

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from blackthorn.flower_port import programs
 from blackthorn.flower_port.guard.flower import NotThisFlower, check_version
+from blackthorn.launch.federation.addresses import LOOPBACK
 from blackthorn.launch.processes import fork_server
-from blackthorn.launch.processes.ports import LOOPBACK
 from blackthorn.launch.processes.program_files import (
     cold_program,
     python_command,

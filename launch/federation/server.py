@@ -117,6 +117,7 @@ def serve(settings: ServerSettings) -> None:
 
 def _run(settings: ServerSettings) -> None:
     from blackthorn.flower_port.control_api import is_serving
+    from blackthorn.launch.federation.addresses import LOOPBACK, free_loopback_ports
     from blackthorn.launch.federation.process_environment import write_secret
     from blackthorn.launch.federation.server_programs import (
         end_serverapps,
@@ -126,7 +127,6 @@ def _run(settings: ServerSettings) -> None:
         superlink_program,
     )
     from blackthorn.launch.federation.service import GRACE_SECONDS, say, service
-    from blackthorn.launch.processes.ports import LOOPBACK, free_loopback_ports
 
     secret = write_secret(settings.state / "superexec-secret")
     apps, free = (Address(LOOPBACK, port) for port in free_loopback_ports(2))

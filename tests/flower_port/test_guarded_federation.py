@@ -20,9 +20,9 @@ from safetensors.numpy import load_file
 
 from blackthorn.launch.commands.recipes import recipe_config
 from blackthorn.launch.commands.simulate import simulate
+from blackthorn.launch.federation.addresses import free_loopback_ports
 from blackthorn.launch.federation.certs import make
 from blackthorn.launch.federation.process_environment import CLUSTER_VARIABLE, marked_processes
-from blackthorn.launch.processes.ports import free_loopback_ports
 from blackthorn.recording.run_folder import read_metrics
 
 pytestmark = [

@@ -39,8 +39,8 @@ from blackthorn.flower_port.guard.connections import Connections
 from blackthorn.flower_port.guard.gate import Gate
 from blackthorn.flower_port.guard.limits import Limits
 from blackthorn.flower_port.guard.records import Records
+from blackthorn.launch.federation.addresses import LOOPBACK, free_loopback_ports
 from blackthorn.launch.federation.certs import make
-from blackthorn.launch.processes.ports import LOOPBACK, free_loopback_ports
 
 MEMORY = ":flwr-in-memory:"
 _HEARTBEAT_SECONDS = 5.0

@@ -12,9 +12,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from blackthorn.flower_port.control_api import ControlApi, RunStatus, is_serving
+from blackthorn.launch.federation.addresses import LOOPBACK, free_loopback_ports
 from blackthorn.launch.federation.app_bundle import COMPONENTS, stage_app, write_config
 from blackthorn.launch.federation.process_environment import marked_processes
-from blackthorn.launch.processes.ports import LOOPBACK, free_loopback_ports
 from blackthorn.settings.config import RunConfig, to_mapping
 
 START_SECONDS = 60.0

@@ -11,11 +11,15 @@ import pytest
 
 from blackthorn.client_app.client_ledger import ClientLedger
 from blackthorn.launch.cli import main
-from blackthorn.launch.federation.addresses import Address, is_loopback, parse_address
+from blackthorn.launch.federation.addresses import (
+    Address,
+    free_loopback_ports,
+    is_loopback,
+    parse_address,
+)
 from blackthorn.launch.federation.certs import make
 from blackthorn.launch.federation.client_service import _node_config
 from blackthorn.launch.federation.members import ClientSettings
-from blackthorn.launch.processes.ports import free_loopback_ports
 from blackthorn.settings.config import ConfigError, RunConfig
 
 

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 from process_watch import running, until
 
+from blackthorn.launch.federation.addresses import free_loopback_ports
 from blackthorn.launch.federation.app_bundle import stage_app, write_config
 from blackthorn.launch.federation.process_environment import ProcessEnvironment, polite_poll_seconds
 from blackthorn.launch.processes import interrupts, orphan_reaper
-from blackthorn.launch.processes.ports import free_loopback_ports
 from blackthorn.launch.processes.process_groups import ProcessGroup, ProcessKeeper
 
 # A program with a child of its own, neither of which cares about SIGTERM.

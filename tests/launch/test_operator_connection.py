@@ -9,7 +9,7 @@ import grpc
 import pytest
 
 from blackthorn.launch.cli import main
-from blackthorn.launch.processes.ports import LOOPBACK
+from blackthorn.launch.federation.addresses import LOOPBACK
 
 
 class Failing(grpc.GenericRpcHandler):

@@ -11,10 +11,9 @@ import grpc
 import pytest
 
 from blackthorn.launch.federation import certificates
-from blackthorn.launch.federation.addresses import Address
+from blackthorn.launch.federation.addresses import Address, free_loopback_ports
 from blackthorn.launch.federation.certs import make
 from blackthorn.launch.federation.probe import Refused, probe
-from blackthorn.launch.processes.ports import free_loopback_ports
 from blackthorn.launch.processes.supervisor import NotYet
 
 

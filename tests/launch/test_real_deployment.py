@@ -16,8 +16,8 @@ import pytest
 from process_watch import running, until
 from real_deployment import Bench, Started, bench
 
+from blackthorn.launch.federation.addresses import free_loopback_ports
 from blackthorn.launch.federation.certs import make
-from blackthorn.launch.processes.ports import free_loopback_ports
 from blackthorn.recording.run_folder import read_metrics
 
 pytestmark = [

@@ -22,8 +22,8 @@ from process_watch import running, until
 from real_deployment import Started, bench
 from test_real_deployment import Federation, children_named, last_round
 
+from blackthorn.launch.federation.addresses import free_loopback_ports
 from blackthorn.launch.federation.certs import make
-from blackthorn.launch.processes.ports import free_loopback_ports
 from blackthorn.recording.run_folder import read_metrics, read_summary
 
 pytestmark = [

@@ -41,7 +41,7 @@ class Reaper:
 
     def act(self, flower: FlowerCluster) -> None:
         for node in list(self._dead):
-            if node in flower.dead_nodes():
+            if node in flower.deaths():
                 flower.restart_node(node)
                 self._dead.remove(node)
         done = max((entry["round"] for entry in read_metrics(self._folder)), default=0)

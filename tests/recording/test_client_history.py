@@ -81,24 +81,6 @@ def test_the_lines_read_again() -> None:
     assert found.reasons == {(2, 1): "NaN", (7, 1): "late", (7, 2): "no\tdata"}
 
 
-def test_the_totals_of_a_client() -> None:
-    totals = history().totals()
-    assert totals[3] == {
-        "client": 7,
-        "invited": 2,
-        "surplus": 0,
-        "kept": 0,
-        "skipped": 0,
-        "no reply": 1,
-        "filtered": 0,
-        "rejected": 1,
-        "mean_weight": None,
-        "reason": "no\tdata",
-    }
-    assert totals[2]["mean_weight"] == 0.375
-    assert [total["invited"] for total in totals] == [2, 2, 2, 2]
-
-
 def test_a_round_that_was_done_again_counts_once() -> None:
     lines = [history_entry(r) for r in (*ROUNDS, report(2, invited=[5], accepted=[5]))]
     found = ClientHistory.of(lines)

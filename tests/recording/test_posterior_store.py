@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from blackthorn.recording import posterior_store
-from blackthorn.recording.posterior_recorder import PosteriorRecorder
 from blackthorn.recording.posterior_store import (
     FOLDER,
+    PosteriorRecorder,
     PosteriorStore,
     read_samples,
     sample_rounds,

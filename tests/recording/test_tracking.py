@@ -16,8 +16,8 @@ from tensorboard.backend.event_processing.event_file_loader import EventFileLoad
 from blackthorn.launch.commands.simulate import simulate
 from blackthorn.recording import tracking
 from blackthorn.recording.folder_place import EVENTS
+from blackthorn.recording.round_entries import scalars
 from blackthorn.recording.run_folder import read_metrics, read_summary
-from blackthorn.recording.scalars import scalars
 from blackthorn.recording.tensorboard_events import TensorBoardEvents
 from blackthorn.recording.tracking import Guarded, check_tracking, make_trackers
 from blackthorn.server_app.run import prepare

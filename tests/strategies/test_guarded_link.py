@@ -16,7 +16,7 @@ from blackthorn.flower_port.grids import REPORT
 from blackthorn.flower_port.guard import service
 from blackthorn.flower_port.guard.checks import Sizes
 from blackthorn.flower_port.guard.records import Records
-from blackthorn.launch.processes.ports import LOOPBACK
+from blackthorn.launch.federation.addresses import LOOPBACK
 from blackthorn.recording.round_entries import operator_entry, round_entry
 from blackthorn.strategies import GFedAvg, RoundReport
 from blackthorn.strategies.enrolment import ClientRegistry

@@ -23,7 +23,7 @@ from memory_grid import (
     vector_of,
 )
 
-from blackthorn.recording.client_history import read_history
+from blackthorn.recording.client_history import STATES, read_history
 from blackthorn.recording.run_counts import Counts, failures_in
 from blackthorn.settings.config import ConfigError, make_config
 from blackthorn.settings.derived import invited
@@ -180,9 +180,9 @@ def test_oversampling_in_a_simulation(tmp_path: Path) -> None:
     assert len({tuple(entry["surplus"]) for entry in entries}) > 1
     summary = summary_of(tmp_path / "one")
     assert summary["clients"] == {"invited": 24, "replied": 12, "rejected": 0, "surplus": 12}
-    totals = read_history(tmp_path / "one")
-    assert totals is not None
-    assert sum(total["surplus"] for total in totals.totals()) == 12
+    history = read_history(tmp_path / "one")
+    assert history is not None
+    assert int((history.states == STATES.index("surplus")).sum()) == 12
     again = simulate(tmp_path / "two", **OVERSAMPLED)
     assert [e["surplus"] for e in again] == [e["surplus"] for e in entries]
     np.testing.assert_array_equal(model(tmp_path / "one"), model(tmp_path / "two"))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from blackthorn.tasks.partitions import PARTITION_NAMES, partition
+from blackthorn.tasks.partitions import SCHEMES, partition
 
 # MNIST's number of training images of each digit, in a fixed disorder.
 MNIST_COUNTS = (5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949)
@@ -26,7 +26,7 @@ def global_state() -> str:
     return repr(np.random.get_state())  # noqa: NPY002
 
 
-@pytest.mark.parametrize("scheme", PARTITION_NAMES)
+@pytest.mark.parametrize("scheme", SCHEMES)
 def test_a_partition_is_pure(scheme: str) -> None:
     labels = SMALL_LABELS.copy()
     state = global_state()
@@ -42,7 +42,7 @@ def test_a_partition_is_pure(scheme: str) -> None:
     assert same == (scheme == "full")
 
 
-@pytest.mark.parametrize("scheme", PARTITION_NAMES)
+@pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("num_clients", [1, 5, 60])
 def test_parts_are_ascending_distinct_indices(scheme: str, num_clients: int) -> None:
     parts = partition(SMALL_LABELS, scheme, num_clients, 0)

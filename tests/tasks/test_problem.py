@@ -17,7 +17,7 @@ from blackthorn.strategies.reports import RoundReport
 from blackthorn.tasks.labelled import NATURAL
 from blackthorn.tasks.least_squares import PROBLEMS
 from blackthorn.tasks.noise_laws import NOISE_LAWS
-from blackthorn.tasks.partitions import PARTITION_NAMES
+from blackthorn.tasks.partitions import SCHEMES
 from blackthorn.tasks.problem import TASK_NAMES, load_problem
 
 
@@ -27,7 +27,7 @@ from blackthorn.tasks.problem import TASK_NAMES, load_problem
         ("task", TASK_NAMES),
         ("problem", PROBLEMS),
         ("noise_law", NOISE_LAWS),
-        ("partition", (*PARTITION_NAMES, NATURAL)),
+        ("partition", (*SCHEMES, NATURAL)),
         ("dtype", ("float32", "float64")),
     ],
 )
