@@ -55,16 +55,15 @@ def _choose(distances: np.ndarray, num_corrupt: int) -> list[int]:
 
 def _mean_around_median(values: Tensor, rows: list[int], num_kept: int) -> Tensor:
     num_rows = len(rows)
-    window = np.arange(num_kept)
+    window = np.arange(num_kept)[:, None]
 
     def mean_of_nearest(columns: np.ndarray) -> np.ndarray:
         ordered = columns.astype(np.float64)
-        median = ordered[:, [(num_rows - 1) // 2, num_rows // 2]].mean(axis=1, keepdims=True)
+        median = ordered[[(num_rows - 1) // 2, num_rows // 2]].mean(axis=0)
         # The nearest values are neighbours in the sorted column. Shifting the window up by one
         # swaps its lowest value for the next higher: it pays while that one is nearer.
-        above, below = ordered[:, num_kept:] - median, median - ordered[:, : num_rows - num_kept]
-        start = np.count_nonzero(above < below, axis=1)
-        nearest = np.take_along_axis(ordered, start[:, None] + window, axis=1)
-        return nearest.mean(axis=1)
+        above, below = ordered[num_kept:] - median, median - ordered[: num_rows - num_kept]
+        start = np.count_nonzero(above < below, axis=0)
+        return np.take_along_axis(ordered, start + window, axis=0).mean(axis=0)
 
     return over_sorted_columns(values, mean_of_nearest, np.array(rows))

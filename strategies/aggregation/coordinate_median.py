@@ -24,6 +24,6 @@ def coordinate_median(updates: Any, num_corrupt: int = 0) -> Aggregate:
     lower, upper = (num_rows - 1) // 2, num_rows // 2
 
     def middle(columns: np.ndarray) -> np.ndarray:
-        return columns[:, [lower, upper]].mean(axis=1, dtype=np.float64)
+        return columns[[lower, upper]].mean(axis=0, dtype=np.float64)
 
     return uniform_aggregate(over_sorted_columns(values, middle), num_rows)

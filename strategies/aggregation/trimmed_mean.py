@@ -24,6 +24,6 @@ def trimmed_mean(updates: Any, num_corrupt: int) -> Aggregate:
     kept = slice(num_corrupt, num_rows - num_corrupt)
 
     def mean_of_kept(columns: np.ndarray) -> np.ndarray:
-        return columns[:, kept].mean(axis=1, dtype=np.float64)
+        return columns[kept].mean(axis=0, dtype=np.float64)
 
     return uniform_aggregate(over_sorted_columns(values, mean_of_kept), num_rows)
