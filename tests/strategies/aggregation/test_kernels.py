@@ -22,7 +22,7 @@ def test_the_network_sorts_every_order_of_zeros_and_ones(size: int) -> None:
 @pytest.mark.parametrize("size", [31, 50, 64, 65, 200])
 def test_the_network_sorts_columns_with_ties_and_extremes(size: int, dtype: type) -> None:
     generator = np.random.default_rng(size)
-    columns = generator.standard_normal((size, 37)).astype(dtype)
+    columns: np.ndarray = generator.standard_normal((size, 37)).astype(dtype)
     columns[::3] = np.round(columns[::3])
     columns[0], columns[-1] = np.finfo(dtype).max, -np.finfo(dtype).max
     expected = np.sort(columns, axis=0)
