@@ -13,8 +13,9 @@ from typing import Annotated, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from blackthorn.settings.catalogue import AlgorithmName
+from blackthorn.settings.catalogue import ALGORITHMS
 from blackthorn.settings.config import ConfigError, RunConfig, check_known, kebab, one_line
+from blackthorn.settings.declaration import OneOf
 from blackthorn.settings.rounding import exact, upward
 from blackthorn.strategies.accounting import LEAST_DELTA, Charge, Release, spent
 from blackthorn.tasks.labelled import example_form, parse_input_shape
@@ -82,7 +83,7 @@ class Policy(BaseModel):
         alias_generator=kebab, extra="forbid", strict=True, frozen=True, allow_inf_nan=False
     )
 
-    algorithms: list[AlgorithmName] | None = None
+    algorithms: list[Annotated[str, OneOf(tuple(ALGORITHMS))]] | None = None
     max_rounds: Count | None = None
     max_cohort: Count | None = None
     min_noise_multiplier: Bound | None = None

@@ -7,6 +7,7 @@ from typing import Any
 
 from blackthorn import attacks
 from blackthorn.recording.privacy import local_rate_of, participation_of, privacy_plan
+from blackthorn.settings.catalogue import facts_of
 from blackthorn.settings.config import ConfigError, RunConfig
 from blackthorn.settings.derived import clip_units, contraction_of, expected_cohort
 from blackthorn.settings.own_code import OWN_CODE_KEYS, guarded_function, is_own_code, own_function
@@ -168,7 +169,7 @@ ALGORITHMS: dict[str, Callable[[RunConfig, FrameOptions], FederatedStrategy]] = 
 def _aggregator(config: RunConfig) -> Aggregator | None:
     """The rule that the configuration names; None for the algorithm's own."""
     if config.aggregator == "auto" and (
-        config.pre_aggregator == "none" or config.algorithm == "rage"
+        config.pre_aggregator == "none" or facts_of(config.algorithm).rule != "mean"
     ):
         return None
     rule = rule_of(config)

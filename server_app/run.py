@@ -43,6 +43,7 @@ from blackthorn.server_app.build import build_strategy, check_names
 from blackthorn.server_app.claim_checks import check_evaluation, check_figures, check_noise
 from blackthorn.server_app.instruments import Instruments
 from blackthorn.server_app.useless_noise import useless_noise
+from blackthorn.settings.catalogue import facts_of
 from blackthorn.settings.config import ConfigError, RunConfig
 from blackthorn.settings.derived import expected_cohort
 from blackthorn.settings.privacy_checks import (
@@ -115,6 +116,7 @@ def prepare(config: RunConfig) -> PreparedRun:
     check_tracking(config)
     folder = choose_folder(config)
     saved = read_resumed(config) if config.resume else None
+    facts = facts_of(config.algorithm)
     try:
         problem = load_problem(config)
         check_evaluation(config, problem.task)
@@ -122,9 +124,9 @@ def prepare(config: RunConfig) -> PreparedRun:
             # Whether the data can be dealt as configured, and their labels be flipped.
             shards = problem.shards()
             problem.poisoned(shards[0], config.attack)
-            if config.algorithm == "fa-ld" and config.participation == "fixed":
+            if facts.samples_posterior and config.participation == "fixed":
                 require_balance(shares({i: s.num_examples for i, s in enumerate(shards)}))
-        if config.algorithm == "fa-ld":
+        if facts.samples_posterior:
             check_posterior(config, problem)
     except ValueError as error:
         raise ConfigError(str(error)) from error
@@ -193,7 +195,7 @@ def _federate(
 ) -> None:
     config = prepared.config
     writers: list[Observer] = [_Checkpoints(prepared, folder)]
-    if config.algorithm == "fa-ld":
+    if facts_of(config.algorithm).samples_posterior:
         writers.append(PosteriorRecorder(config, prepared.problem, prepared.folder))
     # Before round 1 there is nothing to go on from: such a run begins again, in its folder.
     saved = prepared.saved if prepared.saved and prepared.saved.state.server_round else None
@@ -234,7 +236,7 @@ def _federate(
         raise RunFailed(f"no round changed the model; the last one: {folder.last_skip}")
     folder.set_output(strategy.output_round, _final_metrics(prepared, result.arrays))
     folder.save_model({k: a.numpy() for k, a in result.arrays.items()}, "final")
-    if config.algorithm == "fa-ld":
+    if facts_of(config.algorithm).samples_posterior:
         folder.posterior = report_posterior(prepared.folder, config, prepared.problem)
         if not folder.posterior["samples"]:
             raise RunFailed(

@@ -1,25 +1,112 @@
-"""The published systems and the aggregation rules by name, and what is known of each."""
+"""The published systems and the aggregation rules by name, and what is known of each.
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal
+Everybody else asks for these facts, never for a name.
+"""
 
-AlgorithmName = Literal[
-    "gfedavg",
-    "fat-clipping-pr",
-    "fat-clipping-pi",
-    "ce-fedavg",
-    "model-clipping",
-    "dp-fedavg",
-    "dp-normfedavg",
-    "rage",
-    "fa-ld",
-]
-PRIVATE_ALGORITHMS = ("dp-fedavg", "dp-normfedavg")
-CLIPPING_ALGORITHMS = (
-    *("fat-clipping-pr", "fat-clipping-pi", "ce-fedavg", "model-clipping"),
-    *PRIVATE_ALGORITHMS,
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Units = Literal["gradient", "parameter"]
+ClipNormUse = Literal["none", "needed"]
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What settings have to know of an algorithm.
+
+    where: "module:Class" of its Strategy, imported when it is needed; noised: the one that adds
+        noise for privacy, the same where there is no other, "" where there is none.
+    clip_norm: whether the key has to be set, or must not be; units: its usual ones.
+    rule: its aggregation rule, where `aggregator` and `pre-aggregator` ask for no other.
+    mean_only: it takes no other rule than the mean.
+    own_steps: its clients' steps are its own, so that they cannot be DP-SGD's.
+    samples_posterior: its models are samples, kept and reported as such.
+    participation: the values of that key under which it is what it is called.
+    leaves: keys that have to keep a value.
+    """
+
+    where: str = ""
+    noised: str = ""
+    clip_norm: ClipNormUse = "none"
+    units: Units = "gradient"
+    rule: str = "mean"
+    mean_only: bool = False
+    own_steps: bool = False
+    samples_posterior: bool = False
+    participation: tuple[str, ...] = ("full", "fixed", "poisson")
+    leaves: Mapping[str, object] = field(default_factory=dict)
+
+    @property
+    def always_noised(self) -> bool:
+        """Whether there is no such algorithm without noise."""
+        return self.noised != "" and self.noised == self.where
+
+
+_STRATEGIES = "blackthorn.strategies"
+
+ALGORITHMS = {
+    "gfedavg": Facts(f"{_STRATEGIES}:GFedAvg"),
+    "fat-clipping-pr": Facts(f"{_STRATEGIES}:FatClippingPR", clip_norm="needed"),
+    "fat-clipping-pi": Facts(f"{_STRATEGIES}:FatClippingPI", clip_norm="needed", own_steps=True),
+    "ce-fedavg": Facts(
+        f"{_STRATEGIES}:CEFedAvg",
+        noised=f"{_STRATEGIES}:DPFedAvg",
+        clip_norm="needed",
+        units="parameter",
+    ),
+    "model-clipping": Facts(f"{_STRATEGIES}:ModelClipping", clip_norm="needed", units="parameter"),
+    "dp-fedavg": Facts(
+        f"{_STRATEGIES}:DPFedAvg",
+        noised=f"{_STRATEGIES}:DPFedAvg",
+        clip_norm="needed",
+    ),
+    "dp-normfedavg": Facts(
+        f"{_STRATEGIES}:DPNormFedAvg",
+        noised=f"{_STRATEGIES}:DPNormFedAvg",
+        clip_norm="needed",
+    ),
+    "rage": Facts(f"{_STRATEGIES}:Rage", rule="rage"),
+    "fa-ld": Facts(
+        f"{_STRATEGIES}:FedLangevin",
+        own_steps=True,
+        samples_posterior=True,
+        # Anything else would make the chain's stationary law another one than the posterior: a
+        # robust rule would take the noise of some clients away, and who is fast is not drawn.
+        participation=("full", "with-replacement", "fixed"),
+        mean_only=True,
+        leaves={
+            "server-lr": 1.0,
+            "server-momentum": 0.0,
+            "projection-radius": 0.0,
+            "weight-decay": 0.0,
+            "local-lr-decay": 1.0,
+            "weighting": "uniform",
+            "oversample": 1.0,
+        },
+    ),
+}
+TASKS = (
+    *("digits", "mnist", "fashion-mnist", "cifar10", "shakespeare", "own-data"),
+    *("quadratic-noise", "least-squares", "bayes-linear"),
 )
+
+
+def facts_of(algorithm: str) -> Facts:
+    """Those of the key `algorithm`."""
+    return ALGORITHMS[algorithm]
+
+
+def named(which: Callable[[Facts], bool]) -> list[str]:
+    """The algorithms whose facts are such, for messages."""
+    return [name for name, facts in ALGORITHMS.items() if which(facts)]
+
+
+def load(where: str) -> Any:
+    """What "module:NAME" stands for."""
+    module, _, name = where.partition(":")
+    return getattr(importlib.import_module(module), name)
 
 
 @dataclass(frozen=True)

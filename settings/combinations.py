@@ -1,13 +1,12 @@
 """Values that do not go together: refused in one line, before anything is contacted."""
 
-from blackthorn.settings.catalogue import CLIPPING_ALGORITHMS
+from blackthorn.settings.algorithm_checks import LARGEST_FLOAT, check_algorithm
+from blackthorn.settings.catalogue import facts_of
 from blackthorn.settings.derived import clip_units, contraction_of, expected_cohort, invited
 from blackthorn.settings.keys import Keys
 from blackthorn.settings.privacy_checks import check_privacy, is_noised
-from blackthorn.settings.robustness_checks import check_robustness, is_robust
+from blackthorn.settings.robustness_checks import check_robustness
 
-# Just below the largest float32.
-_LARGEST_RATE = 3e38
 # Just above the smallest float32 of full precision: the server divides by the rate.
 _SMALLEST_RATE = 1.2e-38
 
@@ -19,8 +18,8 @@ def check_combinations(config: Keys) -> None:
     _check_quorum(config)
     _check_oversampling(config)
     _check_rates(config)
-    _check_clipping(config)
-    _check_langevin(config)
+    _check_output(config)
+    check_algorithm(config, facts_of(config.algorithm))
     check_privacy(config)
     _check_own_data(config)
 
@@ -37,65 +36,6 @@ def _check_adversary(config: Keys) -> None:
             f"num-byzantine = {config.num_byzantine} with attack = none is not allowed: "
             "say what they do (attack), or set num-byzantine = 0"
         )
-
-
-def _check_langevin(config: Keys) -> None:
-    if config.algorithm != "fa-ld":
-        if config.participation == "with-replacement":
-            raise ValueError(
-                f"participation = with-replacement is not allowed with algorithm "
-                f"{config.algorithm}: fa-ld counts a client as often as it was drawn"
-            )
-        return
-    # Anything else would make the chain's stationary law another one than the posterior.
-    for key, value, usual in (
-        ("server-lr", config.server_lr, 1.0),
-        ("server-momentum", config.server_momentum, 0.0),
-        ("projection-radius", config.projection_radius, 0.0),
-        ("weight-decay", config.weight_decay, 0.0),
-        ("local-lr-decay", config.local_lr_decay, 1.0),
-        ("weighting", config.weighting, "uniform"),
-    ):
-        if value != usual:
-            raise ValueError(
-                f"{key} = {value} is not allowed with algorithm fa-ld: leave it {usual}"
-            )
-    if config.participation == "poisson":
-        raise ValueError(
-            "participation = poisson is not allowed with algorithm fa-ld: full, with-replacement "
-            "(scheme I) or fixed (scheme II)"
-        )
-    if is_robust(config):
-        raise ValueError(
-            f"aggregator = {config.aggregator} with pre-aggregator = {config.pre_aggregator} is "
-            "not allowed with algorithm fa-ld: auto or mean, and none (a robust rule would take "
-            "the noise of some clients away)"
-        )
-    if config.step_size == "decaying" and config.strong_convexity == 0:
-        raise ValueError(
-            "strong-convexity = 0.0 is not allowed with step-size = decaying: greater than 0"
-        )
-    if config.num_server_rounds <= config.burn_in:
-        raise ValueError(
-            f"burn-in = {config.burn_in} is not allowed with num-server-rounds = "
-            f"{config.num_server_rounds}: less, or there is no sample"
-        )
-    rounds = config.num_server_rounds - config.burn_in
-    if config.thinning > rounds:
-        raise ValueError(
-            f"thinning = {config.thinning} is not allowed with num-server-rounds = "
-            f"{config.num_server_rounds} and burn-in = {config.burn_in}: at most {rounds}, or "
-            "there is no sample"
-        )
-    for key, number in (
-        ("prior-precision", config.prior_precision),
-        ("temperature", config.temperature),
-    ):
-        if number > _LARGEST_RATE:
-            raise ValueError(
-                f"{key} = {number} is not allowed: at most {_LARGEST_RATE:g}, since training is "
-                "in float32"
-            )
 
 
 def _check_rates(config: Keys) -> None:
@@ -119,24 +59,14 @@ def _check_rates(config: Keys) -> None:
 
 
 def _check_float32(set_so: str, name: str, value: float) -> None:
-    if not _SMALLEST_RATE <= value <= _LARGEST_RATE:
+    if not _SMALLEST_RATE <= value <= LARGEST_FLOAT:
         raise ValueError(
-            f"{set_so} is not allowed: {_SMALLEST_RATE:g} to {_LARGEST_RATE:g}, since training is "
+            f"{set_so} is not allowed: {_SMALLEST_RATE:g} to {LARGEST_FLOAT:g}, since training is "
             f"in float32, and {name} is {value:g}"
         )
 
 
-def _check_clipping(config: Keys) -> None:
-    if config.algorithm in CLIPPING_ALGORITHMS and config.clip_norm == 0:
-        raise ValueError(
-            f"clip-norm = 0.0 is not allowed with algorithm {config.algorithm}: greater than 0 "
-            "(blackthorn pilot measures a usual one)"
-        )
-    if config.algorithm not in CLIPPING_ALGORITHMS and config.clip_norm > 0:
-        raise ValueError(
-            f"clip-norm = {config.clip_norm} is not allowed with algorithm {config.algorithm}, "
-            f"which does not clip: {', '.join(CLIPPING_ALGORITHMS)} do"
-        )
+def _check_output(config: Keys) -> None:
     contraction = contraction_of(config)
     if config.output_iterate == "random-weighted" and not 0 < contraction < 1:
         raise ValueError(
@@ -195,8 +125,6 @@ def _check_oversampling(config: Keys) -> None:
         raise ValueError(
             f"{said} with noise for privacy, whose cohort is drawn and not the fastest: set 1.0"
         )
-    if config.algorithm == "fa-ld":
-        raise ValueError(f"{said} with algorithm fa-ld, whose clients must be drawn: set 1.0")
     if config.corrupt_fraction > 0:
         raise ValueError(
             f"{said} with corrupt-fraction: clients that lie may all be among the first. "

@@ -69,7 +69,7 @@ def one_line(error: ValidationError) -> str:
     first = error.errors()[0]
     if not first["loc"]:
         return str(first["msg"]).removeprefix("Value error, ")
-    message = first["msg"].removeprefix("Input ")
+    message = first["msg"].removeprefix("Input ").removeprefix("Value error, ")
     return f"{first['loc'][0]} = {first['input']!r} is not allowed: {message}"
 
 

@@ -1,9 +1,12 @@
 """How a key of the run configuration is declared: once, typed, with default, range and help."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler
+from pydantic_core import CoreSchema, core_schema
+
+from blackthorn.settings.own_code import is_own_code
 
 Scalar = bool | int | float | str
 
@@ -20,6 +23,33 @@ class Owner:
 
 
 SERVER = Owner("server")
+
+
+@dataclass(frozen=True)
+class OneOf:
+    """Of a key that holds a name: which there are, and whether FILE.py:NAME may stand for one of
+    the user's own."""
+
+    names: tuple[str, ...]
+    own: bool = False
+
+    @property
+    def choices(self) -> list[str]:
+        """What may be written."""
+        return [*self.names, *(["FILE.py:NAME"] if self.own else [])]
+
+    def check(self, value: str) -> str:
+        """The value itself. Raises ValueError for another name."""
+        if value not in self.names and not (self.own and is_own_code(value)):
+            names = [*map(repr, self.names), *(["your own FILE.py:NAME"] if self.own else [])]
+            raise ValueError(f"should be {', '.join(names[:-1])} or {names[-1]}")
+        return value
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        """Pydantic's: the check comes after that of the type."""
+        return core_schema.no_info_after_validator_function(self.check, handler(source))
 
 
 def kebab(name: str) -> str:

@@ -3,6 +3,7 @@
 import math
 from typing import Literal
 
+from blackthorn.settings.catalogue import facts_of
 from blackthorn.settings.keys import Keys
 
 
@@ -10,7 +11,7 @@ def clip_units(config: Keys) -> Literal["gradient", "parameter"]:
     """The unit of clip-norm, with `auto` resolved to the algorithm's own."""
     if config.clip_units != "auto":
         return config.clip_units
-    return "parameter" if config.algorithm in ("ce-fedavg", "model-clipping") else "gradient"
+    return facts_of(config.algorithm).units
 
 
 def contraction_of(config: Keys) -> float:

@@ -1,7 +1,7 @@
 """What a run configuration may claim: the combinations under which a privacy figure would be false
 are refused here, one line each, before anything is contacted."""
 
-from blackthorn.settings.catalogue import PRIVATE_ALGORITHMS
+from blackthorn.settings.catalogue import facts_of, named
 from blackthorn.settings.keys import Keys
 from blackthorn.settings.robustness_checks import is_robust
 
@@ -12,9 +12,9 @@ OR_NO_CLAIM = "or claim-privacy = false (no figure is then reported)"
 
 def is_noised(config: Keys) -> bool:
     """Whether noise is added for client-level privacy."""
-    return config.algorithm in PRIVATE_ALGORITHMS or (
-        config.algorithm == "ce-fedavg" and (config.noise_multiplier > 0 or config.epsilon > 0)
-    )
+    facts = facts_of(config.algorithm)
+    asked = config.noise_multiplier > 0 or config.epsilon > 0
+    return facts.always_noised or (facts.noised != "" and asked)
 
 
 def claims_privacy(config: Keys) -> bool:
@@ -72,11 +72,6 @@ def _check_dp_sgd(config: Keys) -> None:
             f"local-dp-sgd = true is not allowed with task {config.task}: it needs labelled "
             "examples and a logistic, mlp or cnn model"
         )
-    if config.algorithm in ("fat-clipping-pi", "fa-ld"):
-        raise ValueError(
-            f"local-dp-sgd = true is not allowed with algorithm {config.algorithm}, which has "
-            "local steps of its own: set local-dp-sgd = false"
-        )
     if not config.dp_sgd_sample_rate >= _SMALLEST_SAMPLE_RATE or config.batch_size == 0:
         raise ValueError(
             f"dp-sgd-sample-rate = {config.dp_sgd_sample_rate} with batch-size = "
@@ -128,7 +123,7 @@ def _check_unused(config: Keys) -> None:
         if value > 0:
             raise ValueError(
                 f"{key} = {value} is not allowed with algorithm {config.algorithm}, which adds no "
-                f"noise: {', '.join(PRIVATE_ALGORITHMS)} and ce-fedavg do"
+                f"noise: {', '.join(named(lambda facts: facts.noised != ''))} do"
             )
 
 

@@ -1,7 +1,14 @@
 """How many corrupt clients each aggregation rule stands: a run that assumes more is refused here,
 in one line, before anything is contacted. In a run it is the rule that refuses a round."""
 
-from blackthorn.settings.catalogue import AGGREGATORS, GUARANTEES, HALF, THIRD, Guarantee
+from blackthorn.settings.catalogue import (
+    AGGREGATORS,
+    GUARANTEES,
+    HALF,
+    THIRD,
+    Guarantee,
+    facts_of,
+)
 from blackthorn.settings.keys import Keys
 from blackthorn.settings.own_code import is_own_code
 
@@ -10,7 +17,7 @@ def rule_of(config: Keys) -> str:
     """The aggregation rule that runs, with `auto` resolved to the algorithm's own."""
     if config.aggregator != "auto":
         return config.aggregator
-    return "rage" if config.algorithm == "rage" else "mean"
+    return facts_of(config.algorithm).rule
 
 
 def is_robust(config: Keys) -> bool:

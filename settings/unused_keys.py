@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
+from blackthorn.settings.catalogue import facts_of
 from blackthorn.settings.config import RunConfig
 from blackthorn.settings.robustness_checks import rule_of
 
@@ -10,8 +11,9 @@ def unused_settings(config: RunConfig) -> list[str]:
     """One line for each key of the adversary and of the rules that has no effect as it is set."""
     rule = rule_of(config)
     notes = []
-    if config.algorithm == "rage" and rule != "rage":
-        notes.append(f"aggregator = {rule} replaces the filter of algorithm rage")
+    own = facts_of(config.algorithm).rule
+    if own not in ("mean", rule):
+        notes.append(f"aggregator = {rule} replaces the rule of algorithm {config.algorithm}")
     for names, is_read, why in _READERS:
         notes += [
             f"{_key(name)} = {_said(getattr(config, name))} is not used: {why(config)}"

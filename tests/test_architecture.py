@@ -52,11 +52,10 @@ def test_a_function_that_the_page_names_is_in_its_file(file: str, name: str) -> 
 TABLES = (
     ("strategies/aggregation/__init__.py", "RULES"),
     ("settings/catalogue.py", "GUARANTEES"),
-    ("settings/catalogue.py", "AlgorithmName"),
-    ("settings/catalogue.py", "CLIPPING_ALGORITHMS"),
-    ("settings/catalogue.py", "PRIVATE_ALGORITHMS"),
+    ("settings/catalogue.py", "Facts"),
     ("server_app/build.py", "ALGORITHMS"),
     ("client_app/configured_rule.py", "_RULES"),
+    ("settings/catalogue.py", "TASKS"),
     ("tasks/problem.py", "_LOADERS"),
     ("attacks/misbehaviour.py", "REPLY_ATTACKS"),
     ("attacks/registry.py", "_VECTORS"),

@@ -3,6 +3,7 @@
 from typing import Any, Literal, get_args, get_origin
 
 from blackthorn.settings.config import RunConfig, server_keys, to_mapping
+from blackthorn.settings.declaration import OneOf
 
 
 def key_lines() -> list[str]:
@@ -45,6 +46,9 @@ def _rows() -> list[tuple[str, str, str, str, str]]:
 def _allowed(annotation: Any, constraints: list[Any]) -> str:
     if get_origin(annotation) is Literal:
         return ", ".join(f"`{choice}`" for choice in get_args(annotation))
+    for constraint in constraints:
+        if isinstance(constraint, OneOf):
+            return ", ".join(f"`{choice}`" for choice in constraint.choices)
     if annotation is bool:
         return "`true`, `false`"
     signs = {"gt": ">", "ge": "≥", "lt": "<", "le": "≤"}

@@ -1,31 +1,21 @@
 """What is learned, who holds which examples, who takes part in a round, and local training."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from blackthorn.settings.catalogue import AlgorithmName
-from blackthorn.settings.declaration import KeyGroup
+from blackthorn.settings.catalogue import ALGORITHMS, TASKS
+from blackthorn.settings.declaration import KeyGroup, OneOf
 
 
 class Learning(KeyGroup):
     """What the clients learn, and how."""
 
     # What is learned.
-    algorithm: AlgorithmName = Field(
+    algorithm: Annotated[str, OneOf(tuple(ALGORITHMS))] = Field(
         "gfedavg", description="Published system that runs on the server."
     )
-    task: Literal[
-        "digits",
-        "mnist",
-        "fashion-mnist",
-        "cifar10",
-        "shakespeare",
-        "own-data",
-        "quadratic-noise",
-        "least-squares",
-        "bayes-linear",
-    ] = Field(
+    task: Annotated[str, OneOf(TASKS)] = Field(
         "digits", description="Data set and loss; own-data: every node brings its own examples."
     )
     model: str = Field(

@@ -26,7 +26,7 @@ ATTACKED = {"num-clients": 12, "num-byzantine": 2, "attack": "all-ones"}
         ),
         (
             {"algorithm": "rage", "aggregator": "krum", "corrupt-fraction": 0.2},
-            ["aggregator = krum replaces the filter of algorithm rage"],
+            ["aggregator = krum replaces the rule of algorithm rage"],
         ),
         ({"algorithm": "rage", "rage-stop": "appendix-f", "corrupt-fraction": 0.2}, []),
         (

@@ -206,7 +206,10 @@ def test_those_who_fail_are_replaced_from_the_surplus(tmp_path: Path) -> None:
             {"algorithm": "dp-fedavg", "clip-norm": 1.0, "noise-multiplier": 1.0},
             "whose cohort is drawn",
         ),
-        ({"algorithm": "fa-ld"}, "whose clients must be drawn"),
+        (
+            {"algorithm": "fa-ld"},
+            "oversample = .* with algorithm fa-ld: leave it 1.0",
+        ),
         ({"aggregator": "median", "corrupt-fraction": 0.2}, "with corrupt-fraction"),
         ({"fail-after": 0}, "fail-after = 0"),
         ({"below-quorum": "wait"}, "below-quorum = .*wait"),
