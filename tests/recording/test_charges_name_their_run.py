@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 from digits_runs import configuration
+from killed_runs import NOISED, ROUNDS, Killed, charged, die_after, kill, other_run, resume
 from rich.console import Console
-from test_resumed_spending import NOISED, ROUNDS, Killed, charged, kill, other_run, resume
 
 from blackthorn.launch.commands.simulate import simulate
 from blackthorn.recording import state_files
@@ -36,28 +36,6 @@ STATES = {**NOISED, "state_every": 2, "checkpoint_every": 1}
 Z, CHEAPER = 2.0, 50.0
 
 
-def die_after(last: int, folder: Path, options: dict[str, Any], again: bool = False) -> None:
-    """A run, or a resumed one, that is killed when round `last` is on record."""
-
-    def die(report: Any) -> None:
-        if report.server_round == last:
-            raise Killed
-
-    options = {**options, "resume": str(folder)} if again else options
-    with pytest.raises(Killed):
-        simulate(configuration(folder, **options), Console(quiet=True), observers=[die])
-    (folder / "summary.json").unlink()
-
-
-def others(path: Path, z: float, rounds: int) -> None:
-    """Another run that charges the ledger."""
-    plan = PrivacyPlan(ClipNorm(1.0), z, 4, rounds, PoissonParticipation(0.5))
-    ledger = Ledger(plan, path)
-    for _ in range(rounds):
-        ledger.charge(plan.release())
-    ledger.close()
-
-
 def older_copy(path: Path, rounds: int, z: float) -> None:
     """The ledger as it was after `rounds`, charged by another run up to what it holds now."""
     content = json.loads(path.read_text())
@@ -65,7 +43,7 @@ def older_copy(path: Path, rounds: int, z: float) -> None:
     assert len(content["charges"]) == 1
     content["rounds"] = content["charges"][0]["rounds"] = rounds
     path.write_text(json.dumps(content))
-    others(path, z, held - rounds)
+    other_run(path, held - rounds, z)
     assert charged(path) == held
 
 
@@ -117,7 +95,7 @@ def test_a_runs_own_charges_are_not_anothers(tmp_path: Path, z: float) -> None:
     content = json.loads((tmp_path / "spent.json").read_text())
     (tmp_path / "spent.json").unlink()
     # Four rounds as before, the last two of them the run's: but the first two were another's.
-    others(tmp_path / "spent.json", z, 2)
+    other_run(tmp_path / "spent.json", 2, z)
     forged = json.loads((tmp_path / "spent.json").read_text())
     content["charges"][0] = forged["charges"][0]
     (tmp_path / "spent.json").write_text(json.dumps(content))
@@ -133,10 +111,10 @@ def test_an_honest_crash_goes_on_in_a_ledger_that_others_have_charged(
     ledger = tmp_path / "spent.json"
     run = tmp_path / "run"
     options = {**STATES, "state_every": state_every, "ledger": str(ledger)}
-    others(ledger, Z, 2)
+    other_run(ledger, 2, Z)
     die_after(3, run, options)
-    others(ledger, Z, 1)
-    others(ledger, CHEAPER, 1)
+    other_run(ledger, 1, Z)
+    other_run(ledger, 1, CHEAPER)
     told = dead(run, options)
     assert (told["rounds_charged"], told["rounds_of_earlier_runs"]) == (3 + 4, 4)
     expected = [(Release(Z, 0.5), 6), (Release(CHEAPER, 0.5), 1)]
@@ -146,7 +124,7 @@ def test_an_honest_crash_goes_on_in_a_ledger_that_others_have_charged(
             resume(run, options)
         return
     die_after(4, run, options, again=True)
-    others(ledger, Z, 2)
+    other_run(ledger, 2, Z)
     # What a resume does before its first round changes nothing either.
     die_after_nothing(run, options)
     before = charged(ledger)
@@ -222,14 +200,14 @@ def test_what_an_earlier_version_left_goes_on(tmp_path: Path, before: int) -> No
     ledger, run = tmp_path / "spent.json", tmp_path / "run"
     options = {**STATES, "ledger": str(ledger)}
     if before:
-        others(ledger, Z, before)
+        other_run(ledger, before, Z)
     die_after(3, run, options)
     as_an_earlier_version_left_it(run, ledger, before)
     told = dead(run, options)
     assert (told["rounds_charged"], told["rounds_of_earlier_runs"]) == (before + 3, before)
-    others(ledger, Z, 1)
+    other_run(ledger, 1, Z)
     die_after(3, run, options, again=True)
-    others(ledger, Z, 1)
+    other_run(ledger, 1, Z)
     privacy = resume(run, options)["privacy"]
     assert privacy["rounds_of_earlier_runs"] == before + 2
     assert privacy["rounds_charged"] == before + 2 + 3 + 1 + (ROUNDS - 2) == charged(ledger)
@@ -259,7 +237,7 @@ def damaged(folder: Path) -> None:
 
 def anothers(folder: Path) -> None:
     gone(folder)
-    others(folder / "ledger.json", CHEAPER, ROUNDS)
+    other_run(folder / "ledger.json", ROUNDS, CHEAPER)
 
 
 @pytest.mark.parametrize("state_every", [0, 2])
@@ -280,7 +258,7 @@ def test_a_dead_run_has_no_figure_of_a_ledger_that_is_not_its_own(
 
 
 def test_a_dead_run_that_left_nothing_to_know_its_ledger_by_has_no_figure(tmp_path: Path) -> None:
-    others(tmp_path / "ledger.json", CHEAPER, ROUNDS)
+    other_run(tmp_path / "ledger.json", ROUNDS, CHEAPER)
     told = dead(tmp_path, STATES)
     assert told["epsilon"] is None
     assert "nothing that the run left says which ledger it charged" in told["claim"]
@@ -308,7 +286,7 @@ def test_the_reports_curve_is_the_runs_whatever_its_ledger_has_become(
 
 @pytest.mark.parametrize("run", [7, None, "", "0" * 15, "g" * 16, "0" * 16 + "\n", ["0" * 16]])
 def test_a_run_is_named_as_runs_are(tmp_path: Path, run: object) -> None:
-    others(tmp_path / "spent.json", Z, 1)
+    other_run(tmp_path / "spent.json", 1, Z)
     content = json.loads((tmp_path / "spent.json").read_text())
     content["charges"][0]["run"] = run
     (tmp_path / "spent.json").write_text(json.dumps(content))

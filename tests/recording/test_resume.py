@@ -1,51 +1,35 @@
-"""A run whose server dies goes on from its last state and ends where it would have ended.
-
-The run folder is copied while an uninterrupted run is under way: the copy is what is left when
-the server is killed at that instant.
-"""
+"""A run whose server dies goes on from its last state and ends where it would have ended."""
 
 import json
 import shutil
-import subprocess
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from digits_runs import configuration, model, summary_of
-from real_deployment import COMMAND
-from rich.console import Console
-from safetensors.numpy import load_file
+from digits_runs import model, summary_of
+from killed_runs import charged, seed_entropy
+from resumed_runs import (
+    CLAIM,
+    KILLED,
+    MOMENTS,
+    NOISED,
+    ROUNDS,
+    Moment,
+    interrupt,
+    killed_copy,
+    lines,
+    run,
+    same_end,
+    settings,
+)
 
-from blackthorn.launch.commands.simulate import simulate
-from blackthorn.randomness import Stream
 from blackthorn.recording import run_states
-from blackthorn.recording.line_log import LineLog
 from blackthorn.recording.run_folder import read_metrics
-from blackthorn.recording.state_files import FOLDER, Saved, read_saved
-from blackthorn.server_app.run import prepare
-from blackthorn.settings.config import ConfigError, RunConfig, make_config, read_recipe
-from blackthorn.strategies.entropy import SeededRandomness
-from blackthorn.strategies.ledger import read_charges
-from blackthorn.strategies.private_averaging import PrivateAveraging
+from blackthorn.recording.state_files import FOLDER, read_saved
 from blackthorn.strategies.reports import RoundReport
 
-ROUNDS, KILLED = 6, 3
-
-Moment = str
-MOMENTS = ("before the state", "after the state", "after the round")
-
-SMALL = {
-    "num_server_rounds": ROUNDS,
-    "batch_size": 8,
-    "local_lr": 0.05,
-    "checkpoint_every": 2,
-    "state_every": 1,
-}
-NOISED = {"noise_multiplier": 0.7, "clip_norm": 2.0, "instruments": False}
 INSECURE = {**NOISED, "insecure_seeded_noise": True}
-CLAIM = {**NOISED, "participation": "poisson", "sample_rate": 0.5}
 BAYES = {
     "task": "bayes-linear",
     "algorithm": "fa-ld",
@@ -124,76 +108,6 @@ RUNS: dict[str, dict[str, Any]] = {
     "noise at the clients": {"algorithm": "dp-fedavg", **INSECURE, "noise_location": "client"},
     "private ce-fedavg": {"algorithm": "ce-fedavg", **INSECURE},
 }
-
-
-def settings(folder: Path, **options: Any) -> RunConfig:
-    return configuration(folder, **{**SMALL, **options})
-
-
-def run(config: RunConfig, observers: Sequence[Callable[[RoundReport], None]] = ()) -> None:
-    simulate(config, Console(quiet=True), observers=observers)
-
-
-def killed_copy(
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    moment: Moment = "after the round",
-    after: int = KILLED,
-    **options: Any,
-) -> tuple[Path, Path]:
-    """An uninterrupted run's folder, and what it was at the `moment` of round `after`."""
-    whole, dead = tmp_path / "whole", tmp_path / "dead"
-
-    def copy() -> None:
-        shutil.copytree(whole, dead)
-
-    real = run_states.write_saved
-
-    def write(path: Path, saved: Saved) -> None:
-        it_is_time = saved.state.server_round == after
-        if it_is_time and moment == "before the state":
-            copy()
-        real(path, saved)
-        if it_is_time and moment == "after the state":
-            copy()
-
-    def see(report: RoundReport) -> None:
-        if report.server_round == after and moment == "after the round":
-            copy()
-
-    with monkeypatch.context() as patch:
-        patch.setattr(run_states, "write_saved", write)
-        run(settings(whole, **options), [see])
-    assert dead.exists()
-    if (dead / "ledger.json").exists():
-        # The copy of a ledger is not continued beside its original.
-        whole = whole.rename(tmp_path / "ended")
-    return whole, dead
-
-
-def lines(folder: Path, name: str) -> list[dict[str, Any]]:
-    """The lines of a file, apart from times."""
-    path = folder / name
-    if not path.exists():
-        return []
-    found = [json.loads(line) for line in path.read_text().splitlines()]
-    return [{key: value for key, value in line.items() if key != "seconds"} for line in found]
-
-
-def same_end(one: Path, other: Path) -> None:
-    """Bit for bit the same models and samples, and the same lines."""
-    for pattern in ("checkpoints/*", "posterior/slot-*"):
-        names = sorted(path.relative_to(one) for path in one.glob(pattern))
-        assert names == sorted(path.relative_to(other) for path in other.glob(pattern))
-        for path in names:
-            states = load_file(one / path), load_file(other / path)
-            for key, value in states[0].items():
-                np.testing.assert_array_equal(value, states[1][key], strict=True)
-    for name in ("metrics.jsonl", "operator.jsonl", "clients.jsonl"):
-        assert lines(one, name) == lines(other, name)
-    apart = {"wall_seconds", "resumed_after"}
-    ends = [{k: v for k, v in summary_of(f).items() if k not in apart} for f in (one, other)]
-    assert ends[0] == ends[1]
 
 
 @pytest.mark.parametrize("options", RUNS.values(), ids=RUNS.keys())
@@ -317,43 +231,24 @@ def test_by_default_states_are_so_far_apart_that_they_cost_little(
     assert len(states(tmp_path / "slow", 0.0)) == ROUNDS + 1
     whole, dead = tmp_path / "slow", tmp_path / "dead"
     with pytest.raises(KeyboardInterrupt):
-        run(settings(dead, state_every=-1), [_interrupt])
+        run(settings(dead, state_every=-1), [interrupt])
     run(settings(dead, state_every=-1, resume=str(dead)))
     same_end(whole, dead)
 
 
-def _interrupt(report: RoundReport) -> None:
-    if report.server_round == KILLED:
-        raise KeyboardInterrupt
-
-
-# Privacy.
-
-
-@pytest.fixture
-def seeded_entropy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the place of the operating system's entropy, so that two runs can be compared."""
-
-    def randomness(strategy: object, server_round: int, stream: Stream) -> SeededRandomness:
-        del strategy
-        return SeededRandomness(stream, 11, server_round)
-
-    monkeypatch.setattr(PrivateAveraging, "_randomness", randomness)
-
-
-@pytest.mark.usefixtures("seeded_entropy")
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_the_ledger_survives_and_the_spending_goes_on(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, moment: Moment
 ) -> None:
     """A round that was charged and not yet on record is charged once more, never less."""
+    seed_entropy(monkeypatch)
     options: dict[str, Any] = {"algorithm": "dp-normfedavg", **CLAIM}
     whole, dead = killed_copy(monkeypatch, tmp_path, moment, **options)
     run(settings(dead, resume=str(dead), **options))
     np.testing.assert_array_equal(model(whole), model(dead))
-    charged = [sum(n for _, n in read_charges(f / "ledger.json")) for f in (whole, dead)]
-    assert charged == [ROUNDS, ROUNDS + (moment == "before the state")]
-    for folder, rounds in zip((whole, dead), charged, strict=True):
+    held = [charged(folder / "ledger.json") for folder in (whole, dead)]
+    assert held == [ROUNDS, ROUNDS + (moment == "before the state")]
+    for folder, rounds in zip((whole, dead), held, strict=True):
         assert summary_of(folder)["privacy"]["rounds_charged"] == rounds
         assert summary_of(folder)["privacy"]["rounds_of_earlier_runs"] == 0
     if moment != "before the state":
@@ -385,190 +280,3 @@ def test_a_resumed_run_keeps_within_its_budget(
     assert summary_of(dead)["privacy"]["epsilon"] <= 1.001 * limit
     assert summary_of(dead)["privacy"]["rounds_charged"] == ROUNDS
     assert summary_of(dead)["rounds_completed"] == ROUNDS - 1
-
-
-@pytest.mark.parametrize("older", [None, 1], ids=["missing", "older"])
-def test_a_ledger_that_is_behind_the_state_is_refused(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, older: int | None
-) -> None:
-    """Going on with it would claim less than the run's models have cost."""
-    options: dict[str, Any] = {"algorithm": "dp-fedavg", **CLAIM}
-    _, dead = killed_copy(monkeypatch, tmp_path, "before the state", **options)
-    ledger = dead / "ledger.json"
-    if older is None:
-        ledger.unlink()
-    else:
-        content = json.loads(ledger.read_text())
-        content["rounds"] = content["charges"][0]["rounds"] = older
-        ledger.write_text(json.dumps(content))
-    refused(
-        dead, rf"holds {older or 0} rounds of this run, and by what else the run left \d", **options
-    )
-
-
-# Damage.
-
-
-def truncate(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-100])
-
-
-def flip_a_bit(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
-
-
-@pytest.mark.parametrize("damage", [truncate, flip_a_bit])
-def test_a_torn_state_is_told_and_the_one_before_is_used(
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    damage: Callable[[Path], None],
-) -> None:
-    whole, dead = killed_copy(monkeypatch, tmp_path)
-    before, newest = sorted((dead / FOLDER).iterdir())
-    damage(newest)
-    simulate(settings(dead, resume=str(dead)), Console(width=500))
-    assert (
-        f"the run goes on after round {KILLED - 1}, since {newest.name} cannot be used: damaged"
-        in capsys.readouterr().out
-    )
-    same_end(whole, dead)
-    assert summary_of(dead)["resumed_after"] == [KILLED - 1]
-    assert before.name.startswith(f"round-0000{KILLED - 1}-")
-
-
-def test_without_a_whole_state_there_is_one_line(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    _, dead = killed_copy(monkeypatch, tmp_path)
-    for path in (dead / FOLDER).iterdir():
-        flip_a_bit(path)
-    refused(dead, "there is no whole state to go on from")
-    shutil.rmtree(dead / FOLDER)
-    refused(dead, "there is no whole state to go on from")
-
-
-def test_half_a_state_never_takes_the_place_of_one(tmp_path: Path) -> None:
-    """A kill while a state is written leaves its beginning under another name."""
-    dead = tmp_path / "dead"
-
-    with pytest.raises(KeyboardInterrupt):
-        run(settings(dead), [_interrupt])
-    half = sorted((dead / FOLDER).iterdir())[-1]
-    half.rename(half.with_name(f".{half.name}.part"))
-    saved = read_saved(dead)
-    assert saved is not None
-    assert (saved.state.server_round, saved.damaged) == (KILLED - 1, ())
-
-
-# What is refused, in one line.
-
-
-def refused(folder: Path, words: str, **options: Any) -> str:
-    """Resuming is refused with `words` in one line, and changes nothing."""
-    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    with pytest.raises(ConfigError, match=words) as caught:
-        prepare(settings(folder, **{"resume": str(folder), **options}))
-    said = str(caught.value)
-    assert "\n" not in said
-    assert said.startswith(("resume = ", "output-dir = "))
-    assert before == {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    return said
-
-
-@pytest.fixture(scope="module")
-def died(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that was killed after its third round."""
-    with pytest.MonkeyPatch.context() as patch:
-        return killed_copy(patch, tmp_path_factory.mktemp("runs"))[1]
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"local_lr": 0.1}, r"local-lr = 0\.1 \(was 0\.05\)"),
-        ({"seed": 1, "num_clients": 5}, r"num-clients = 5 \(was 4\).*seed = 1 \(was 0\)"),
-        ({"num_server_rounds": ROUNDS - 1}, r"num-server-rounds = 5 \(was 6, no fewer\)"),
-        ({"instruments": False}, "instruments = False"),
-        ({"min_replies": 2}, "min-replies = 2"),
-    ],
-)
-def test_what_a_run_computes_cannot_change_under_way(
-    died: Path, options: dict[str, Any], words: str
-) -> None:
-    said = refused(died, words, **options)
-    assert "is not allowed with another configuration" in said
-
-
-def test_more_rounds_and_other_deadlines_are_allowed(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    _, dead = killed_copy(monkeypatch, tmp_path)
-    longer = {"num_server_rounds": ROUNDS + 2}
-    other = {**longer, "round_timeout": 7.0, "start_timeout": 8.0, "checkpoint_every": 0}
-    run(settings(dead, resume=str(dead), **other))
-    run(settings(tmp_path / "at once", **longer))
-    np.testing.assert_array_equal(model(dead), model(tmp_path / "at once"))
-    assert summary_of(dead)["rounds_completed"] == ROUNDS + 2
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"output_iterate": "uniform"},
-        {"algorithm": "dp-fedavg", **CLAIM, "noise_multiplier": 0.0, "epsilon": 50.0},
-    ],
-)
-def test_rounds_that_something_was_drawn_or_calibrated_for_stay(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, options: dict[str, Any]
-) -> None:
-    _, dead = killed_copy(monkeypatch, tmp_path, **options)
-    more = {**options, "num_server_rounds": ROUNDS + 1}
-    refused(dead, r"num-server-rounds = 7 \(was 6, which .* fixed\)", **more)
-
-
-def test_no_run_another_folder_and_a_run_without_states(tmp_path: Path) -> None:
-    nowhere = tmp_path / "nowhere"
-    assert "there is no run" in refused(nowhere, "there is no run")
-    refused(nowhere, "there is no run", output_dir=str(tmp_path))
-    refused(nowhere, "File name too long", resume="x" * 300, output_dir="")
-
-    with pytest.raises(KeyboardInterrupt):
-        run(settings(nowhere, state_every=0), [_interrupt])
-    refused(nowhere, "state-every = 0", state_every=0)
-    own = f"the run goes on in its own folder; set output-dir = {nowhere}"
-    refused(nowhere, own, state_every=0, output_dir=str(tmp_path))
-
-
-def test_a_run_that_has_not_ended(died: Path) -> None:
-    log = LineLog(died / "metrics.jsonl", alone=True)
-    try:
-        refused(died, "the folder is in use by a run that has not ended")
-    finally:
-        log.close()
-
-
-def test_a_run_that_is_completed_is_one_line_and_exit_status_2(tmp_path: Path) -> None:
-    run(settings(tmp_path / "run", num_server_rounds=1))
-    refused(tmp_path / "run", r"the run is completed \(1 rounds\)")
-    recipe = tmp_path / "run" / "config.toml"
-    done = subprocess.run(
-        [*COMMAND, "simulate", str(recipe), "--set", f"resume={tmp_path / 'run'}"],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 2
-    assert done.stderr.splitlines() == [
-        f"error: resume = {tmp_path / 'run'} is not allowed: the run is completed (1 rounds)"
-    ]
-
-
-def test_the_recipe_that_a_run_leaves_is_enough_to_go_on(died: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "moved"
-    shutil.copytree(died, folder)
-    recipe = {**read_recipe(folder / "config.toml"), "output-dir": "", "resume": str(folder)}
-    run(make_config(recipe))
-    assert summary_of(folder)["rounds_completed"] == ROUNDS

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_resumed_spending import NOISED, ROUNDS, charged, kill, other_run, resume, start
+from killed_runs import NOISED, ROUNDS, charged, kill, other_run, resume, start
 
 from blackthorn.settings.config import ConfigError
 from blackthorn.strategies import ClipNorm, DPFedAvg, PoissonParticipation, PrivacyPlan

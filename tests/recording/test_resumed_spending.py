@@ -2,7 +2,6 @@
 its budget, and of nobody else."""
 
 import io
-import json
 import os
 import shutil
 from collections.abc import Callable
@@ -11,15 +10,26 @@ from typing import Any
 
 import pytest
 from digits_runs import configuration
+from killed_runs import (
+    BUDGET,
+    NOISED,
+    ROUNDS,
+    Killed,
+    charged,
+    die_after,
+    kill,
+    other_run,
+    put_back,
+    resume,
+    start,
+)
 from rich.console import Console
 
 from blackthorn.launch.commands.cluster import _deployed
 from blackthorn.launch.commands.simulate import simulate
-from blackthorn.recording import run_states
 from blackthorn.recording.line_log import LineLog
 from blackthorn.recording.privacy import privacy_of_dead_run
 from blackthorn.recording.run_folder import read_metrics
-from blackthorn.recording.state_files import Saved
 from blackthorn.settings.config import ConfigError
 from blackthorn.settings.rounding import upward
 from blackthorn.strategies import (
@@ -33,61 +43,6 @@ from blackthorn.strategies import (
 from blackthorn.strategies.accounting import Accountant
 from blackthorn.strategies.ledger import read_charges
 from blackthorn.strategies.reports import RoundReport
-
-ROUNDS = 5
-NOISED: dict[str, Any] = {
-    "algorithm": "dp-fedavg",
-    "clip_norm": 1.0,
-    "noise_multiplier": 2.0,
-    "participation": "poisson",
-    "sample_rate": 0.5,
-    "instruments": False,
-    "num_server_rounds": ROUNDS,
-    "state_every": 1,
-}
-BUDGET = {**NOISED, "noise_multiplier": 0.0, "epsilon": 3.0}
-
-
-class Killed(BaseException):
-    pass
-
-
-def start(folder: Path, options: dict[str, Any], console: Console | None = None) -> dict[str, Any]:
-    return simulate(configuration(folder, **options), console or Console(quiet=True))
-
-
-def resume(folder: Path, options: dict[str, Any], console: Console | None = None) -> dict[str, Any]:
-    return start(folder, {**options, "resume": str(folder)}, console)
-
-
-def kill(folder: Path, options: dict[str, Any], at: int, again: bool = False) -> None:
-    """A run, or a resumed one, that dies when round `at` is released and before its state is on
-    disk: the round is charged, and will be done again."""
-    real = run_states.write_saved
-
-    def write(path: Path, saved: Saved) -> None:
-        if saved.state.server_round == at:
-            raise Killed
-        real(path, saved)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run_states, "write_saved", write)
-        with pytest.raises(Killed):
-            (resume if again else start)(folder, options)
-    # SIGKILL leaves no time to write one.
-    (folder / "summary.json").unlink()
-
-
-def charged(path: Path) -> int:
-    return sum(count for _, count in read_charges(path))
-
-
-def put_back(ledger: Path, rounds: int) -> None:
-    """An older copy of the ledger, which held only `rounds`."""
-    content = json.loads(ledger.read_text())
-    content["rounds"] = content["charges"][0]["rounds"] = rounds
-    ledger.write_text(json.dumps(content))
-
 
 # Never less than was released.
 
@@ -147,14 +102,7 @@ def test_a_ledger_lost_since_the_last_state_is_refused(
 ) -> None:
     """The state is of round 3, four models were released, and the ledger says three."""
     options = {**NOISED, "state_every": 3, "checkpoint_every": 1}
-
-    def die(report: Any) -> None:
-        if report.server_round == 4:
-            raise Killed
-
-    with pytest.raises(Killed):
-        simulate(configuration(tmp_path, **options), Console(quiet=True), observers=[die])
-    (tmp_path / "summary.json").unlink()
+    die_after(4, tmp_path, options)
     what(tmp_path)
     with pytest.raises(
         ConfigError, match=r"by what else the run left 4 had been charged"
@@ -166,19 +114,8 @@ def test_a_ledger_lost_since_the_last_state_is_refused(
 def test_what_was_lost_is_remembered_when_the_lines_are_cut(tmp_path: Path) -> None:
     """A resumed run cuts its lines back to its state: the ledger must still hold what they said."""
     options = {**NOISED, "state_every": 4}
-
-    def die_after(server_round: int) -> Callable[[Any], None]:
-        def die(report: Any) -> None:
-            if report.server_round == server_round:
-                raise Killed
-
-        return die
-
-    for server_round, resumed in ((3, {}), (1, {"resume": str(tmp_path)})):
-        config = configuration(tmp_path, **options, **resumed)
-        with pytest.raises(Killed):
-            simulate(config, Console(quiet=True), observers=[die_after(server_round)])
-        (tmp_path / "summary.json").unlink()
+    die_after(3, tmp_path, options)
+    die_after(1, tmp_path, options, again=True)
     assert [entry["round"] for entry in read_metrics(tmp_path)] == [0, 1]
     assert charged(tmp_path / "ledger.json") == 4
     put_back(tmp_path / "ledger.json", 2)
@@ -292,14 +229,6 @@ def test_the_figure_of_an_example_counts_what_was_done_again(tmp_path: Path) -> 
 
 
 # Of nobody else.
-
-
-def other_run(path: Path, rounds: int) -> None:
-    plan = PrivacyPlan(ClipNorm(1.0), 2.0, 4, rounds, PoissonParticipation(0.5))
-    ledger = Ledger(plan, path)
-    for _ in range(rounds):
-        ledger.charge(plan.release())
-    ledger.close()
 
 
 @pytest.mark.parametrize("at", [1, 2])

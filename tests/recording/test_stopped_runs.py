@@ -12,18 +12,16 @@ from typing import Any
 import numpy as np
 import pytest
 from digits_runs import configuration, model
+from killed_runs import charged, seed_entropy
 from rich.console import Console
 
 from blackthorn.launch.commands.simulate import simulate
-from blackthorn.randomness import Stream
 from blackthorn.recording import run_states
 from blackthorn.recording.run_folder import read_summary
 from blackthorn.recording.state_files import read_saved
-from blackthorn.strategies.entropy import SeededRandomness
 from blackthorn.strategies.frame import FederatedStrategy
 from blackthorn.strategies.global_model import GlobalModel
-from blackthorn.strategies.ledger import Ledger, read_charges
-from blackthorn.strategies.private_averaging import PrivateAveraging
+from blackthorn.strategies.ledger import Ledger
 from blackthorn.strategies.reports import RoundReport
 
 ROUNDS, STOPPED = 5, 4
@@ -43,17 +41,6 @@ PLAIN: dict[str, Any] = {"num_server_rounds": ROUNDS, "server_momentum": 0.9}
 def only_the_first_state(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a run whose rounds are quick beside the time between two states."""
     monkeypatch.setattr(run_states, "STATE_SECONDS", 600.0)
-
-
-@pytest.fixture
-def seeded_entropy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the place of the operating system's entropy, so that two runs can be compared."""
-
-    def randomness(strategy: object, server_round: int, stream: Stream) -> SeededRandomness:
-        del strategy
-        return SeededRandomness(stream, 11, server_round)
-
-    monkeypatch.setattr(PrivateAveraging, "_randomness", randomness)
 
 
 def run(folder: Path, **options: Any) -> None:
@@ -102,13 +89,11 @@ def stopped(folder: Path, how: Callable[[pytest.MonkeyPatch], None], **options: 
     assert (read_summary(folder) or {})["status"] == "failed"
 
 
-def charged(folder: Path) -> int:
-    return sum(rounds for _, rounds in read_charges(folder / "ledger.json"))
-
-
-@pytest.mark.usefixtures("seeded_entropy")
 @pytest.mark.parametrize("options", [CLAIM, PLAIN], ids=["claim", "momentum"])
-def test_what_was_done_is_not_done_again(tmp_path: Path, options: dict[str, Any]) -> None:
+def test_what_was_done_is_not_done_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, options: dict[str, Any]
+) -> None:
+    seed_entropy(monkeypatch)
     whole, folder = tmp_path / "whole", tmp_path / "run"
     run(whole, **options)
     stopped(folder, stop_while_replies_are_awaited, **options)
@@ -118,23 +103,22 @@ def test_what_was_done_is_not_done_again(tmp_path: Path, options: dict[str, Any]
     assert (summary["status"], summary["resumed_after"]) == ("completed", [STOPPED - 1])
     np.testing.assert_array_equal(model(whole), model(folder))
     if options is CLAIM:
-        assert charged(folder) == ROUNDS
+        assert charged(folder / "ledger.json") == ROUNDS
         assert summary["privacy"]["rounds_charged"] == ROUNDS
 
 
-@pytest.mark.usefixtures("seeded_entropy")
 @pytest.mark.parametrize("how", [stop_when_charged, stop_when_the_model_has_moved])
 def test_half_a_round_leaves_no_state(
     tmp_path: Path, how: Callable[[pytest.MonkeyPatch], None]
 ) -> None:
     """The ledger holds a round that the model has not had, or the other way round."""
     stopped(tmp_path / "run", how, **CLAIM)
-    assert charged(tmp_path / "run") == STOPPED
+    assert charged(tmp_path / "run" / "ledger.json") == STOPPED
     saved = read_saved(tmp_path / "run")
     assert saved is not None
     assert saved.state.server_round == 0
     run(tmp_path / "run", resume=str(tmp_path / "run"), **CLAIM)
-    assert charged(tmp_path / "run") == STOPPED + ROUNDS
+    assert charged(tmp_path / "run" / "ledger.json") == STOPPED + ROUNDS
 
 
 def test_an_observer_that_was_stopped_has_not_seen_the_round(tmp_path: Path) -> None:
