@@ -14,6 +14,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+TESTS_READY := $(VENV)/.tests-ready
 DOCS_READY := $(VENV)/.docs-ready
 export OMP_WAIT_POLICY ?= PASSIVE
 export FLWR_TELEMETRY_ENABLED := 0
@@ -24,7 +25,7 @@ export RAY_USAGE_STATS_ENABLED := 0
   compose-up compose-run compose-down
 .DEFAULT_GOAL := demo
 
-setup: $(READY)
+setup: $(TESTS_READY)
 
 $(READY): pyproject.toml constraints.txt
 	@command -v $(PYTHON) >/dev/null 2>&1 || { \
@@ -37,13 +38,19 @@ $(READY): pyproject.toml constraints.txt
 	@if [ -n "$(TORCH_INDEX_URL)" ]; then \
 	  $(BIN)/python -m pip install -q -c constraints.txt --index-url "$(TORCH_INDEX_URL)" torch torchvision; fi
 	@$(BIN)/python -m pip install -q -c constraints.txt "hatchling>=1.26" "editables>=0.5"
-	@$(BIN)/python -m pip install -q -c constraints.txt --no-build-isolation -e ".[dev]"
+	@$(BIN)/python -m pip install -q -c constraints.txt --no-build-isolation -e ".[app]"
 	@touch $(READY)
+
+# What the tests, the checks and Flower's own simulation need beyond.
+$(TESTS_READY): $(READY)
+	@echo "Installing the developers' tools..."
+	@$(BIN)/python -m pip install -q -c constraints.txt --no-build-isolation -e ".[app,simulation,dev]"
+	@touch $(TESTS_READY)
 
 demo: $(READY)
 	@$(BIN)/blackthorn demo
 
-lint: $(READY)
+lint: $(TESTS_READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -57,13 +64,13 @@ test: lint
 	  -m "not deployment and not docker and not slow"
 
 # Two files at a time: each has clusters that its tests share.
-test-deployment: $(READY)
+test-deployment: $(TESTS_READY)
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "deployment and not slow"
 
-test-docker: $(READY)
+test-docker: $(TESTS_READY)
 	$(BIN)/python -m pytest -m docker
 
-test-slow: $(READY)
+test-slow: $(TESTS_READY)
 	$(BIN)/python -m pytest -m slow
 
 $(DOCS_READY): $(READY)

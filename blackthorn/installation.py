@@ -1,8 +1,12 @@
-"""Which Blackthorn this is: where it lies, and which code it has."""
+"""Which Blackthorn this is: where it lies, which code it has, and which extras are installed."""
 
 import hashlib
 import os
+import re
 import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 # Has pyproject.toml and the components of the Flower app in it.
@@ -45,3 +49,40 @@ def sent_from(bundle: Path) -> str | None:
     project = tomllib.loads((bundle / "pyproject.toml").read_text(encoding="utf-8"))
     code = project.get("tool", {}).get(SENT_FROM, {}).get("code")
     return None if code is None else str(code)
+
+
+class NotInstalled(ValueError):
+    """Something needs an extra that is not installed; the message is one line that says which."""
+
+
+def require(extra: str, what: str) -> None:
+    """NotInstalled where `what` needs an extra of ours that is not here as a whole."""
+    project = tomllib.loads((APP_ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    absent = [
+        name
+        for requirement in project["optional-dependencies"][extra]
+        if not _installed(name := re.split(r"[^\w.-]", requirement)[0])
+    ]
+    if absent:
+        raise NotInstalled(_needs(what, ", ".join(absent), extra))
+
+
+@contextmanager
+def needing(extra: str, what: str) -> Iterator[None]:
+    """Around imports of what only an extra brings: NotInstalled, a line for `what`, without it."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise NotInstalled(_needs(what, str(error.name), extra)) from error
+
+
+def _needs(what: str, absent: str, extra: str) -> str:
+    return f'{what} needs {absent}, not installed here: pip install "blackthorn[{extra}]"'
+
+
+def _installed(name: str) -> bool:
+    try:
+        distribution(name)
+    except PackageNotFoundError:
+        return False
+    return True

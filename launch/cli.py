@@ -5,9 +5,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
+import click
 import typer
 from rich.console import Console
+from typer.core import TyperCommand
 
+from blackthorn.installation import NotInstalled, require
 from blackthorn.launch.commands.calibrate import app as calibrate_app
 from blackthorn.launch.commands.output import (
     AsJson,
@@ -29,6 +32,16 @@ from blackthorn.launch.processes.interrupts import termination_unwinds
 from blackthorn.settings.config import ConfigError, config_keys
 from blackthorn.settings.rounding import upward
 
+
+class NeedsApp(TyperCommand):
+    """A command that needs the extra `app`, and says so where it is not installed."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; NotInstalled without the extra."""
+        require("app", f"blackthorn {self.name}")
+        return super().invoke(ctx)
+
+
 app = typer.Typer(
     name="blackthorn",
     help="Federated learning that survives fat tails, privacy budgets and clients that lie.",
@@ -38,7 +51,7 @@ app = typer.Typer(
 )
 app.add_typer(calibrate_app, name="calibrate")
 for command in (certs, server, client, register, unregister, run, follow, stop, status):
-    app.command()(command)
+    app.command(cls=NeedsApp)(command)
 console = Console()
 _SIGNALLED = {130: "interrupted", 143: "terminated"}
 
@@ -68,7 +81,7 @@ def blackthorn(version: Version = False) -> None:
     """What goes for every command."""
 
 
-@app.command()
+@app.command(cls=NeedsApp)
 def simulate(
     recipe: Recipe,
     settings: Settings = None,
@@ -87,7 +100,7 @@ def simulate(
         finish(run(config, people_console(quiet, as_json)), as_json)
 
 
-@app.command()
+@app.command(cls=NeedsApp)
 def cluster(
     recipe: Recipe,
     clients: Annotated[int | None, typer.Option(help="Clients, one SuperNode each.")] = None,
@@ -141,7 +154,7 @@ def cluster(
         finish(summary, as_json)
 
 
-@app.command()
+@app.command(cls=NeedsApp)
 def demo(
     recipe: Annotated[Path, typer.Option(help="Recipe with an attack.")] = Path(
         "recipes/demo.toml"
@@ -165,7 +178,7 @@ def demo(
             finish(summary, label=f"[{rule}] ")
 
 
-@app.command()
+@app.command(cls=NeedsApp)
 def pilot(
     recipe: Recipe,
     settings: Settings = None,
@@ -181,7 +194,7 @@ def pilot(
     run(recipe, settings or (), output_dir, console, people_console(quiet, as_json=False))
 
 
-@app.command()
+@app.command(cls=NeedsApp)
 def reproduce(
     paper: Annotated[
         str,
@@ -217,7 +230,7 @@ def reproduce(
         raise typer.Exit(1)
 
 
-@app.command()
+@app.command(cls=NeedsApp)
 def predict(
     run: Annotated[Path, typer.Argument(help="Run folder of a finished run.")],
     data: Annotated[
@@ -248,7 +261,7 @@ def predict(
     run_predict(run, data, console, out=out, ood=ood)
 
 
-@app.command()
+@app.command(cls=NeedsApp)
 def diagnose(
     runs: Annotated[list[Path], typer.Argument(help="Run folders, one chain each.")],
     as_json: AsJson = False,
@@ -264,7 +277,7 @@ def diagnose(
         print_json({"scalars": [asdict(diagnosis) for diagnosis in found]})
 
 
-@app.command()
+@app.command(cls=NeedsApp)
 def audit(
     recipe: Recipe,
     canaries: Annotated[int, typer.Option(help="Canary clients in the one long run.")] = 100,
@@ -292,7 +305,7 @@ def audit(
         raise typer.Exit(1)
 
 
-@app.command()
+@app.command(cls=NeedsApp)
 def report(
     run: Annotated[Path, typer.Argument(help="Run folder, also of a run that was killed.")],
 ) -> None:
@@ -353,7 +366,7 @@ def main() -> None:
     try:
         with termination_unwinds():
             app(prog_name="blackthorn")
-    except ConfigError as error:
+    except (ConfigError, NotInstalled) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
     except RuntimeError as error:

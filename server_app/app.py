@@ -2,6 +2,9 @@
 
 from pathlib import Path
 
-from blackthorn.server_app.serverapp import app_of
+from blackthorn.installation import needing
+
+with needing("app", "the ServerApp"):
+    from blackthorn.server_app.serverapp import app_of
 
 app = app_of(Path(__file__).resolve().parent.parent)

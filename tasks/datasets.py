@@ -13,6 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from blackthorn.installation import needing
+
 DATA_DIR_VARIABLE = "BLACKTHORN_DATA_DIR"
 TORCHVISION_NAMES = {"mnist": "MNIST", "fashion-mnist": "FashionMNIST", "cifar10": "CIFAR10"}
 DATASET_NAMES = ("digits", *TORCHVISION_NAMES)
@@ -87,7 +89,8 @@ def load_dataset(name: str, data_dir: str = "") -> Dataset:
 def _load_digits() -> Dataset:
     # Imported here: in a deployment a process starts for every message, and neither this nor
     # torchvision should cost it a second when its data come from elsewhere.
-    from sklearn.datasets import load_digits
+    with needing("app", "task = digits"):
+        from sklearn.datasets import load_digits
 
     bunch = load_digits()
     x = torch.as_tensor(bunch.images, dtype=torch.float32).div(16).unsqueeze(1)
@@ -111,7 +114,8 @@ def _every_fifth_of_each_class(labels: np.ndarray) -> np.ndarray:
 
 @cache
 def _load_torchvision(name: str, folder: str) -> Dataset:
-    from torchvision import datasets
+    with needing("app", f"task = {name}"):
+        from torchvision import datasets
 
     dataset_class: Callable[..., Any] = getattr(datasets, TORCHVISION_NAMES[name])
     try:

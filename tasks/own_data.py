@@ -4,8 +4,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image
 
+from blackthorn.installation import needing
 from blackthorn.tasks.datasets import Examples
 from blackthorn.tasks.own_arrays import (
     check_labels,
@@ -92,6 +92,9 @@ def _read_image(path: Path, input_shape: tuple[int, ...]) -> np.ndarray:
     if path.suffix.lower() not in IMAGE_SUFFIXES:
         raise ValueError(f"image {str(path)!r}: allowed are {', '.join(IMAGE_SUFFIXES)} files")
     channels, height, width = input_shape
+    # Imported here: whoever has an .npz file needs no Pillow.
+    with needing("app", "a folder of images"):
+        from PIL import Image
     try:
         with Image.open(path, formats=("PNG", "JPEG")) as image:
             # Known from the header: an image of the wrong size is never decoded.

@@ -12,10 +12,13 @@ import sys
 import textwrap
 import tomllib
 import zipfile
+from collections.abc import Sequence
+from importlib.metadata import Distribution, distribution, distributions
 from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
 
 from blackthorn.installation import code_of
 
@@ -24,6 +27,9 @@ PACKAGES = (
     *("attacks", "client_app", "experiments", "flower_port", "launch"),
     *("recording", "reporting", "server_app", "settings", "simulation", "strategies", "tasks"),
 )
+
+# The folders of what is installed here.
+DEPENDENCIES = [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
 
 # A Flower project after the quickstart, with `strategies` and `attacks` of its own.
 PROJECT = {
@@ -209,21 +215,56 @@ def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return installed(tmp_path_factory.mktemp("environment") / "venv", wheel)
 
 
-def installed(environment: Path, *what: str | Path) -> Path:
-    """The interpreter of a new environment with our dependencies, and with `what` installed."""
+def installed(
+    environment: Path,
+    *what: str | Path,
+    dependencies: Sequence[str] = DEPENDENCIES,
+) -> Path:
+    """The interpreter of a new environment with `what` installed beside these folders' packages."""
     call(sys.executable, "-m", "venv", "--without-pip", environment)
     interpreter = environment / "bin" / "python"
     (packages,) = (environment / "lib").glob("python3.*/site-packages")
     # A path file names folders and reads no other path files in them, such as the one that an
     # editable installation of this checkout leaves behind.
-    dependencies = [
-        path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")
-    ]
     (packages / "_dependencies.pth").write_text("\n".join(dependencies) + "\n")
     pip = (sys.executable, "-m", "pip", "--python", interpreter, "install", "-q")
     here = ("--ignore-installed", "--no-deps", "--no-index", "--no-build-isolation")
     call(*pip, *here, "--disable-pip-version-check", *what)
     return interpreter
+
+
+@pytest.fixture(scope="module")
+def light(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The interpreter of an environment with the wheel and what it depends on, and no extra."""
+    environment = tmp_path_factory.mktemp("light") / "venv"
+    interpreter = installed(environment, wheel, dependencies=())
+    (packages,) = (environment / "lib").glob("python3.*/site-packages")
+    (built,) = distributions(name="blackthorn", path=[str(packages)])
+    for part in needed_by(built):
+        for file in part.files or ():
+            top = file.parts[0]
+            if top not in ("..", "__pycache__") and not (packages / top).exists():
+                (packages / top).symlink_to(Path(str(part.locate_file(top))))
+    return interpreter
+
+
+def needed_by(root: Distribution) -> list[Distribution]:
+    """The distributions that this one's installation brings along."""
+    found: dict[str, Distribution] = {}
+    # With the extras that are asked for.
+    waiting = [(root, frozenset[str]())]
+    while waiting:
+        part, extras = waiting.pop()
+        for text in part.requires or ():
+            need = Requirement(text)
+            wanted = [{"extra": extra} for extra in extras or {""}]
+            if need.marker is not None and not any(map(need.marker.evaluate, wanted)):
+                continue
+            other = distribution(need.name)
+            if need.extras or need.name not in found:
+                found[need.name] = other
+                waiting.append((other, frozenset(need.extras)))
+    return list(found.values())
 
 
 @pytest.fixture
@@ -387,3 +428,53 @@ def test_a_recipe_of_the_wheel_runs(python: Path, project: Path) -> None:
     call(*command, *options, cwd=project, env=environment(project.parent))
     summary = json.loads((folder / "summary.json").read_text())
     assert (summary["status"], summary["rounds_completed"]) == ("completed", 1)
+
+
+EVERY_MODULE = """
+import importlib, pkgutil, sys
+import blackthorn
+rooms = sys.argv[1:]
+for module in pkgutil.walk_packages(blackthorn.__path__, "blackthorn."):
+    if module.name.split(".")[1] in rooms and module.name not in NEED_AN_EXTRA:
+        importlib.import_module(module.name)
+assert not {"matplotlib", "sklearn", "torchvision", "numba", "PIL", "ray"} & sys.modules.keys()
+"""
+# Imported by the function that needs them.
+NEED_AN_EXTRA = (
+    "blackthorn.attacks.flwr_clientapp",
+    "blackthorn.recording.tensorboard_events",
+    "blackthorn.tasks.small_cnn.gradient",
+    "blackthorn.tasks.small_cnn.kernels",
+)
+LIGHT = ("strategies", "client_app", "attacks", "tasks", "settings", "simulation", "recording")
+
+
+def test_without_an_extra_the_library_imports_and_runs(light: Path, project: Path) -> None:
+    program = f"NEED_AN_EXTRA = {NEED_AN_EXTRA!r}\n{EVERY_MODULE}"
+    call(light, "-c", program, *LIGHT, cwd=project.parent, env=environment(project.parent))
+    run_project(light, project, "in_memory.py")
+
+
+def test_without_the_extra_a_command_says_which_it_needs(light: Path, tmp_path: Path) -> None:
+    surroundings = environment(tmp_path)
+    command = (light.with_name("blackthorn"), "simulate", "recipe.toml")
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=SECONDS, cwd=tmp_path, env=surroundings
+    )
+    assert done.returncode == 2
+    assert done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: blackthorn simulate needs arviz, ")
+    assert line.endswith('not installed here: pip install "blackthorn[app]"')
+    for words in (("simulate", "--help"), ("keys",), ("calibrate", "--help")):
+        call(command[0], *words, cwd=tmp_path, env=surroundings)
+
+
+def test_without_the_extra_the_serverapp_says_which_it_needs(light: Path, tmp_path: Path) -> None:
+    program = "import blackthorn.server_app.app"
+    done = subprocess.run(
+        (light, "-c", program), capture_output=True, text=True, timeout=SECONDS, cwd=tmp_path
+    )
+    said = done.stderr.splitlines()[-1]
+    assert said.endswith('not installed here: pip install "blackthorn[app]"')
+    assert "the ServerApp needs " in said
