@@ -55,14 +55,14 @@ def test_an_extra_that_is_installed_is_enough() -> None:
 
 
 def test_what_is_missing_of_an_extra_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    absent = {"numba", "matplotlib"}
+    absent = {"torchvision", "matplotlib"}
     found = distribution
 
     def without(name: str) -> object:
         return found("no-such-distribution" if name in absent else name)
 
     monkeypatch.setattr("blackthorn.installation.distribution", without)
-    line = 'a run needs matplotlib, numba, not installed here: pip install "blackthorn[app]"'
+    line = 'a run needs matplotlib, torchvision, not installed here: pip install "blackthorn[app]"'
     with pytest.raises(NotInstalled, match=re.escape(line)):
         require("app", "a run")
 

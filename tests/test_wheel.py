@@ -437,14 +437,12 @@ rooms = sys.argv[1:]
 for module in pkgutil.walk_packages(blackthorn.__path__, "blackthorn."):
     if module.name.split(".")[1] in rooms and module.name not in NEED_AN_EXTRA:
         importlib.import_module(module.name)
-assert not {"matplotlib", "sklearn", "torchvision", "numba", "PIL", "ray"} & sys.modules.keys()
+assert not {"matplotlib", "sklearn", "torchvision", "PIL", "ray"} & sys.modules.keys()
 """
 # Imported by the function that needs them.
 NEED_AN_EXTRA = (
     "blackthorn.attacks.flwr_clientapp",
     "blackthorn.recording.tensorboard_events",
-    "blackthorn.tasks.small_cnn.gradient",
-    "blackthorn.tasks.small_cnn.kernels",
 )
 LIGHT = ("strategies", "client_app", "attacks", "tasks", "settings", "simulation", "recording")
 

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from blackthorn.installation import needing
 from blackthorn.tasks.small_cnn import FIRST, GROUPS, HIDDEN, SECOND
 
 if TYPE_CHECKING:
@@ -66,8 +65,7 @@ class SmallCNN(nn.Sequential):
         if not self.compiled or params.device.type != "cpu":
             return None
         # Numba, which takes as long to import as all the rest.
-        with needing("app", "model = cnn"):
-            from blackthorn.tasks.small_cnn.gradient import GradientBuffers
+        from blackthorn.tasks.small_cnn.gradient import GradientBuffers
 
         if self._workspace is None:
             self._workspace = GradientBuffers()
