@@ -21,7 +21,6 @@ from blackthorn.strategies import (
     FatClippingPR,
     FederatedStrategy,
     FedLangevin,
-    FrameOptions,
     GFedAvg,
     Langevin,
     LangevinRate,
@@ -30,6 +29,7 @@ from blackthorn.strategies import (
     PrivacyPlan,
     Rage,
     ServerStep,
+    StrategyOptions,
 )
 from blackthorn.strategies.aggregators import (
     Aggregator,
@@ -41,9 +41,9 @@ from blackthorn.strategies.aggregators import (
     nearest_neighbours,
     weighted_mean,
 )
+from blackthorn.strategies.base import Observer
 from blackthorn.strategies.corruption import CorruptionBound
 from blackthorn.strategies.fed_langevin import Scheme
-from blackthorn.strategies.frame import Observer
 
 logger = logging.getLogger("blackthorn")
 
@@ -77,28 +77,28 @@ def build_strategy(
     warning = unprotected(config, expected_cohort(config))
     if warning:
         logger.warning(warning)
-    frame = frame_options(config, observers)
+    options = strategy_options(config, observers)
     aggregator = _aggregator(config)
     if aggregator is not None:
-        frame["aggregator"] = aggregator
+        options["aggregator"] = aggregator
     if plan is None and is_noised(config):
         plan = privacy_plan(config)
     if plan is not None:
-        del frame["participation"]
+        del options["participation"]
         private = DPNormFedAvg if config.algorithm == "dp-normfedavg" else DPFedAvg
-        return private(plan, ledger=ledger, **frame)
-    return ALGORITHMS[config.algorithm](config, frame)
+        return private(plan, ledger=ledger, **options)
+    return ALGORITHMS[config.algorithm](config, options)
 
 
-def _gfedavg(config: RunConfig, frame: FrameOptions) -> FederatedStrategy:
+def _gfedavg(config: RunConfig, options: StrategyOptions) -> FederatedStrategy:
     del config
-    return GFedAvg(**frame)
+    return GFedAvg(**options)
 
 
-def _rage(config: RunConfig, frame: FrameOptions) -> FederatedStrategy:
-    if "aggregator" in frame:
+def _rage(config: RunConfig, options: StrategyOptions) -> FederatedStrategy:
+    if "aggregator" in options:
         # Local SGD under a rule that was asked for by name, to compare with RAGE.
-        return GFedAvg(**frame)
+        return GFedAvg(**options)
     num_corrupt = config.num_corrupt if config.num_corrupt >= 0 else None
     return Rage(
         num_corrupt,
@@ -107,32 +107,32 @@ def _rage(config: RunConfig, frame: FrameOptions) -> FederatedStrategy:
         coordinates=config.rage_coordinates or None,
         average=config.rage_average,
         mixing=_mixing(config),
-        **frame,
+        **options,
     )
 
 
-def _fat_clipping_pr(config: RunConfig, frame: FrameOptions) -> FederatedStrategy:
-    return FatClippingPR(config.clip_norm, clip_units=clip_units(config), **frame)
+def _fat_clipping_pr(config: RunConfig, options: StrategyOptions) -> FederatedStrategy:
+    return FatClippingPR(config.clip_norm, clip_units=clip_units(config), **options)
 
 
-def _fat_clipping_pi(config: RunConfig, frame: FrameOptions) -> FederatedStrategy:
+def _fat_clipping_pi(config: RunConfig, options: StrategyOptions) -> FederatedStrategy:
     return FatClippingPI(
-        config.clip_norm, config.local_steps, clip_units=clip_units(config), **frame
+        config.clip_norm, config.local_steps, clip_units=clip_units(config), **options
     )
 
 
-def _ce_fedavg(config: RunConfig, frame: FrameOptions) -> FederatedStrategy:
-    return CEFedAvg(config.clip_norm, clip_units=clip_units(config), **frame)
+def _ce_fedavg(config: RunConfig, options: StrategyOptions) -> FederatedStrategy:
+    return CEFedAvg(config.clip_norm, clip_units=clip_units(config), **options)
 
 
-def _model_clipping(config: RunConfig, frame: FrameOptions) -> FederatedStrategy:
-    return ModelClipping(config.clip_norm, **frame)
+def _model_clipping(config: RunConfig, options: StrategyOptions) -> FederatedStrategy:
+    return ModelClipping(config.clip_norm, **options)
 
 
-def _fa_ld(config: RunConfig, frame: FrameOptions) -> FederatedStrategy:
+def _fa_ld(config: RunConfig, options: StrategyOptions) -> FederatedStrategy:
     # These are the scheme's and the step size's to set.
     for key in ("participation", "weighting", "server_step", "local_rate"):
-        frame.pop(key)  # type: ignore[misc]
+        options.pop(key)  # type: ignore[misc]
     decays = config.step_size == "decaying"
     rate = LangevinRate(
         config.local_lr,
@@ -145,7 +145,7 @@ def _fa_ld(config: RunConfig, frame: FrameOptions) -> FederatedStrategy:
         scheme=LANGEVIN_SCHEMES[config.participation],
         draws=config.clients_per_round,
         shared_seed=None if config.langevin_seed < 0 else config.langevin_seed,
-        **frame,
+        **options,
     )
 
 
@@ -155,7 +155,7 @@ LANGEVIN_SCHEMES: dict[str, Scheme] = {
     "fixed": "without-replacement",
 }
 
-ALGORITHMS: dict[str, Callable[[RunConfig, FrameOptions], FederatedStrategy]] = {
+ALGORITHMS: dict[str, Callable[[RunConfig, StrategyOptions], FederatedStrategy]] = {
     "gfedavg": _gfedavg,
     "fat-clipping-pr": _fat_clipping_pr,
     "fat-clipping-pi": _fat_clipping_pi,
@@ -213,8 +213,8 @@ def _corruption(config: RunConfig) -> CorruptionBound:
     return CorruptionBound(fraction=config.corrupt_fraction)
 
 
-def frame_options(config: RunConfig, observers: Sequence[Observer]) -> FrameOptions:
-    """What the frame needs to know of the configuration."""
+def strategy_options(config: RunConfig, observers: Sequence[Observer]) -> StrategyOptions:
+    """What the strategy needs to know of the configuration."""
     return {
         "participation": participation_of(config),
         "local_rate": local_rate_of(config),

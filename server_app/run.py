@@ -54,7 +54,7 @@ from blackthorn.settings.privacy_checks import (
 from blackthorn.settings.unused_keys import unused_settings
 from blackthorn.strategies import PrivacyPlan
 from blackthorn.strategies.array_codec import decode
-from blackthorn.strategies.frame import EvaluateFn, Observer
+from blackthorn.strategies.base import EvaluateFn, Observer
 from blackthorn.strategies.langevin import require_balance, shares
 from blackthorn.strategies.reports import RoundReport
 from blackthorn.tasks.problem import Problem, load_problem

@@ -11,7 +11,7 @@ import torch
 from flwr.app import ArrayRecord
 
 from blackthorn.recording.privacy import privacy_plan
-from blackthorn.server_app.build import frame_options
+from blackthorn.server_app.build import strategy_options
 from blackthorn.settings.config import ConfigError, RunConfig
 from blackthorn.settings.privacy_checks import claims_sample_privacy, has_central_claim, is_noised
 from blackthorn.simulation.auditing import Finding, lower_bound, one_shot_epsilon
@@ -19,12 +19,12 @@ from blackthorn.simulation.canaries import CanaryGrid, random_directions
 from blackthorn.simulation.engine import EngineGrid
 from blackthorn.simulation.noise_audit import attack_local_claim
 from blackthorn.simulation.sample_audit import attack_sample_claim
-from blackthorn.strategies import DPFedAvg, DPNormFedAvg, FrameOptions, PrivacyPlan, spent
+from blackthorn.strategies import DPFedAvg, DPNormFedAvg, PrivacyPlan, StrategyOptions, spent
 from blackthorn.strategies.private_averaging import PrivateAveraging
 from blackthorn.strategies.reports import RoundReport
 from blackthorn.tasks.problem import Problem, load_problem
 
-Build = Callable[[PrivacyPlan, FrameOptions], PrivateAveraging]
+Build = Callable[[PrivacyPlan, StrategyOptions], PrivateAveraging]
 Advance = Callable[[int, int], None]
 Done = Callable[[int], None]
 _FEWEST_RUNS = 2  # one half of them chooses the event, the other counts it
@@ -109,7 +109,7 @@ def _claimed_plan(config: RunConfig) -> PrivacyPlan | None:
 
 def _product(config: RunConfig) -> Build:
     kind = DPNormFedAvg if config.algorithm == "dp-normfedavg" else DPFedAvg
-    return lambda plan, frame: kind(plan, **frame)
+    return lambda plan, options: kind(plan, **options)
 
 
 @dataclass(frozen=True)
@@ -191,10 +191,10 @@ class _Central:
                 alpha = own.cohort_size / bound(report.local_lr)
                 total.add_(report.aggregate.double(), alpha=alpha)
 
-        frame = frame_options(config, [add])
-        del frame["participation"]
-        frame["num_clients"], frame["start_timeout"] = population, 0.0
-        strategy = self.make(own, frame)
+        options = strategy_options(config, [add])
+        del options["participation"]
+        options["num_clients"], options["start_timeout"] = population, 0.0
+        strategy = self.make(own, options)
         everybody = EngineGrid(config.model_copy(update={"num_clients": population}), self.problem)
         strategy.start(
             CanaryGrid(everybody, config.num_clients, directions, bound, alone),

@@ -21,7 +21,8 @@ from .aggregators import (
     nearest_neighbours,
     weighted_mean,
 )
-from .bounding import clip, normalize
+from .base import FederatedStrategy, StrategyOptions
+from .bounding import NormBound, clip, normalize
 from .ce_fedavg import CEFedAvg
 from .corruption import CorruptionBound
 from .dp_fedavg import DPFedAvg
@@ -30,17 +31,22 @@ from .enrolment import NotEnoughClients
 from .fat_clipping_pi import FatClippingPI
 from .fat_clipping_pr import FatClippingPR
 from .fed_langevin import FedLangevin
-from .frame import FederatedStrategy, FrameOptions
 from .gfedavg import GFedAvg
 from .langevin import Langevin, LangevinRate
 from .learning_rate import LocalRate
 from .ledger import Ledger
 from .model_clipping import ModelClipping
 from .output_iterate import OutputIterate
-from .participation import FixedParticipation, FullParticipation, PoissonParticipation
+from .participation import (
+    CohortPlan,
+    FixedParticipation,
+    FullParticipation,
+    PoissonParticipation,
+)
 from .privacy_plan import PrivacyPlan, calibrated
 from .rage_local_sgd import Rage
 from .reports import Rejection, RoundReport
+from .rounds import RoundContext
 from .schedules import ClippingSchedule, fat_clipping_schedule
 from .server_step import ServerStep
 from .shared_noise import shared_noise
@@ -54,6 +60,7 @@ __all__ = [
     "CEFedAvg",
     "ClipNorm",
     "ClippingSchedule",
+    "CohortPlan",
     "CorruptionBound",
     "DPFedAvg",
     "DPNormFedAvg",
@@ -63,7 +70,6 @@ __all__ = [
     "FederatedStrategy",
     "Figure",
     "FixedParticipation",
-    "FrameOptions",
     "FullParticipation",
     "GFedAvg",
     "Langevin",
@@ -71,6 +77,7 @@ __all__ = [
     "Ledger",
     "LocalRate",
     "ModelClipping",
+    "NormBound",
     "NotEnoughClients",
     "OutputIterate",
     "PoissonParticipation",
@@ -80,8 +87,10 @@ __all__ = [
     "Rejection",
     "Release",
     "RobustRule",
+    "RoundContext",
     "RoundReport",
     "ServerStep",
+    "StrategyOptions",
     "bulyan",
     "calibrate_noise_multiplier",
     "calibrated",

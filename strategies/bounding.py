@@ -7,7 +7,9 @@ A row that holds NaN or an infinity has no length: it comes back as a row of NaN
 screening of replies finds and drops it, whoever sent it. It never passes as a short row.
 """
 
+import math
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -28,6 +30,30 @@ def row_norms(updates: Any) -> Tensor:
         for part in _blocks(rows):
             norms[part] = _norms(rows.numpy()[part].astype(np.float64))
     return torch.from_numpy(norms)[0] if single else torch.from_numpy(norms)
+
+
+@dataclass(frozen=True)
+class NormBound:
+    """The largest norm of an honest client's update, in gradient units (infinity: any).
+
+    `roundings`: how often an honest client rounds its model after it has bounded its influence.
+    """
+
+    norm: float
+    roundings: int = 1
+
+    def exceeded(self, updates: Tensor, model: Tensor, local_lr: float) -> Tensor:
+        """Which updates u [K, d] are longer than an honest one's, beyond rounding: bool [K].
+
+        `model` is w_t [d], `local_lr` η_l.
+        """
+        if self.norm == math.inf:
+            return torch.zeros(len(updates), dtype=torch.bool)
+        # w_i = w_t - η_l u_i was rounded to the model's precision on its way here: where the steps
+        # are small, every time in the same direction.
+        length = float(row_norms(model[None])) / local_lr + self.norm
+        rounding = self.roundings * torch.finfo(model.dtype).eps * length
+        return row_norms(updates) > self.norm * (1 + 1e-5) + rounding
 
 
 def clip_factors(updates: Any, bound: float) -> Tensor:

@@ -25,7 +25,7 @@ class Row:
     instead: str = ""
 
 
-# The options of FrameOptions.
+# The options of StrategyOptions.
 OPTIONS: dict[str, Row] = {
     "aggregator": Row(
         "refused",

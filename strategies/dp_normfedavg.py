@@ -10,7 +10,7 @@ from .private_averaging import PrivateAveraging
 class DPNormFedAvg(PrivateAveraging):
     """w ← w − η_g η_l v, v ← β v + (1/r) [ Σ C u_i/‖u_i‖ + N(0, (z C)² I) ], norm(0) = 0.
 
-    Takes a PrivacyPlan, the path of the ledger, and the options of FrameOptions.
+    Takes a PrivacyPlan, the path of the ledger, and the options of StrategyOptions.
     """
 
     constraint = NORMALIZE_UPDATE

@@ -4,9 +4,10 @@ from typing import Unpack
 
 import torch
 
-from .bounding import clip
-from .frame import FederatedStrategy, FrameOptions
+from .base import FederatedStrategy, StrategyOptions
+from .bounding import NormBound, clip
 from .local_rule import BOUND, CLIP_GRADIENT, LOCAL_STEPS, LocalRule
+from .rounds import RoundContext
 from .update_clipping import ClipNorm, Units
 
 
@@ -16,7 +17,7 @@ class FatClippingPI(FederatedStrategy):
     The clients clip before each of their `local_steps` K steps, and say so: a reply that does not
     attest the rule does not count. What the server can enforce of it is the consequence
     ‖u_i‖ ≤ K λ, and it does. `clip_norm` is λ, in `clip_units`. The other options are those of
-    FrameOptions.
+    StrategyOptions.
     """
 
     needs_attestation = True
@@ -27,28 +28,24 @@ class FatClippingPI(FederatedStrategy):
         local_steps: int,
         *,
         clip_units: Units = "gradient",
-        **frame: Unpack[FrameOptions],
+        **options: Unpack[StrategyOptions],
     ) -> None:
-        super().__init__(**frame)
+        super().__init__(**options)
         if local_steps < 1:
             raise ValueError(f"local_steps = {local_steps} is not allowed: at least 1")
         self._clip_norm = ClipNorm(clip_norm, clip_units)
         self._local_steps = local_steps
 
-    def local_rule(self, local_lr: float) -> LocalRule:
+    def local_rule(self, context: RoundContext) -> LocalRule:
         """Each of K gradients is clipped to λ."""
-        bound = self._clip_norm.in_gradient_units(local_lr)
+        bound = self._clip_norm.in_gradient_units(context.local_lr)
         return LocalRule(CLIP_GRADIENT, {BOUND: bound, LOCAL_STEPS: self._local_steps})
 
-    def norm_bound(self, local_lr: float) -> float:
-        """K λ in gradient units."""
-        return self._local_steps * self._clip_norm.in_gradient_units(local_lr)
+    def norm_bound(self, context: RoundContext) -> NormBound:
+        """K λ in gradient units; K roundings, as the steps are added to the model one by one."""
+        bound = self._clip_norm.in_gradient_units(context.local_lr)
+        return NormBound(self._local_steps * bound, self._local_steps)
 
-    def roundings(self) -> int:
-        """K: the bound is on single steps, and each of them is added to the model."""
-        return self._local_steps
-
-    def bound(self, updates: torch.Tensor, model: torch.Tensor, local_lr: float) -> torch.Tensor:
+    def bound(self, updates: torch.Tensor, context: RoundContext) -> torch.Tensor:
         """clip(u_i, K λ) of every row of `updates` [K, d]."""
-        del model
-        return clip(updates, self.norm_bound(local_lr))
+        return clip(updates, self.norm_bound(context).norm)

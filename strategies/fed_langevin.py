@@ -6,14 +6,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Unpack
 
-import torch
-
 from blackthorn.randomness import Stream, generator_of
 from blackthorn.wire import SHARE, SHARED_SEED, TOTAL_EXAMPLES
 
+from .base import FederatedStrategy, StrategyOptions
 from .enrolment import Client
-from .frame import FederatedStrategy, FrameOptions
-from .langevin import Langevin, LangevinRate, average_weights, require_balance, shares
+from .langevin import Langevin, LangevinRate, require_balance, shares
 from .local_rule import (
     LANGEVIN,
     LOCAL_STEPS,
@@ -24,7 +22,8 @@ from .local_rule import (
     TEMPERATURE,
     LocalRule,
 )
-from .screening import Contribution
+from .participation import CohortPlan
+from .rounds import RoundContext
 from .shared_noise import MAX_SHARED_SEED
 
 logger = logging.getLogger("blackthorn")
@@ -47,8 +46,8 @@ class FedLangevin(FederatedStrategy):
 
     `langevin` is what all their steps have in common (Langevin(), the posterior itself under a
     flat prior). `step_size`: η, or a LangevinRate that decays. The other options are those of
-    FrameOptions, but for `participation` and `weighting`, which the scheme sets, and `server_step`,
-    which is 1.
+    StrategyOptions, but for `participation` and `weighting`, which the scheme sets, and
+    `server_step`, which is 1.
     Raises ValueError for a wrong scheme or number of draws; `start` does for unbalanced data.
     """
 
@@ -62,10 +61,10 @@ class FedLangevin(FederatedStrategy):
         scheme: Scheme = "full",
         draws: int = 0,
         shared_seed: int | None = None,
-        **frame: Unpack[FrameOptions],
+        **options: Unpack[StrategyOptions],
     ) -> None:
         for option in ("participation", "weighting", "server_step", "local_rate"):
-            if option in frame:
+            if option in options:
                 raise ValueError(f"{option} is not an option of FedLangevin: its scheme sets it")
         if scheme not in ("full", "with-replacement", "without-replacement"):
             raise ValueError(
@@ -73,11 +72,11 @@ class FedLangevin(FederatedStrategy):
             )
         if scheme != "full" and draws < 1:
             raise ValueError(f"draws = {draws} is not allowed with {scheme}: at least 1")
-        if frame.setdefault("identity", "query") == "node":
+        if options.setdefault("identity", "query") == "node":
             raise ValueError("identity = 'node' is not allowed: clients must declare their counts")
         rate = step_size if isinstance(step_size, LangevinRate) else LangevinRate(step_size)
-        frame["local_rate"] = rate
-        super().__init__(**frame)
+        options["local_rate"] = rate
+        super().__init__(**options)
         self._langevin = langevin or Langevin()
         self._step_sizes = rate
         self._scheme = scheme
@@ -87,7 +86,6 @@ class FedLangevin(FederatedStrategy):
         )
         self._shares: dict[int, float] = {}
         self._total = 0
-        self._multiplicity: Mapping[int, float] = {}
 
     def summary(self) -> None:
         """Log which scheme runs, and with what."""
@@ -99,10 +97,10 @@ class FedLangevin(FederatedStrategy):
             self._rate.initial,
         )
 
-    def local_rule(self, local_lr: float) -> LocalRule:
+    def local_rule(self, context: RoundContext) -> LocalRule:
         """The round's first step size, how it decays, τ, ρ and λ."""
         numbers: dict[str, float] = {
-            STEP_SIZE: local_lr,
+            STEP_SIZE: context.local_lr,
             TEMPERATURE: self._langevin.temperature,
             SHARED_FRACTION: self._langevin.shared_fraction,
             PRIOR_PRECISION: self._langevin.prior_precision,
@@ -132,14 +130,16 @@ class FedLangevin(FederatedStrategy):
         self._shared_seed, self._total = values["shared_seed"], values["total"]
         self._shares = dict(values["shares"])
 
-    def draw_cohort(self, clients: Sequence[int], server_round: int) -> list[int]:
-        """The round's clients, ascending, each once; how often it counts is kept."""
+    def draw_cohort(self, clients: Sequence[int], context: RoundContext) -> CohortPlan:
+        """The scheme's clients: each counts by its p_c, or as often as it was drawn.
+
+        Each is told its p_c, n and the shared seed, for its local steps.
+        """
         del clients
         known = sorted(self._shares)
         if self._scheme == "full":
-            self._multiplicity = self._shares
-            return known
-        generator = generator_of(Stream.PARTICIPATION, self._seed, server_round)
+            return self._plan({client: self._shares[client] for client in known})
+        generator = generator_of(Stream.PARTICIPATION, self._seed, context.server_round)
         # Positions are drawn, not ids: NumPy would turn ids of 64 bits into floats.
         if self._scheme == "with-replacement":
             p = [self._shares[client] for client in known]
@@ -147,17 +147,9 @@ class FedLangevin(FederatedStrategy):
         else:
             size = min(self._draws, len(known))
             drawn = generator.choice(len(known), size, replace=False)
-        self._multiplicity = Counter(known[i] for i in drawn)
-        return sorted(self._multiplicity)
+        return self._plan(dict(sorted(Counter(known[i] for i in drawn).items())))
 
-    def client_config(self, client: int) -> dict[str, int | float]:
-        """p_c, n and the shared seed, for the client's local steps."""
-        return {
-            SHARE: self._shares[client],
-            TOTAL_EXAMPLES: self._total,
-            SHARED_SEED: self._shared_seed,
-        }
-
-    def weigh(self, contributions: Mapping[int, Contribution]) -> torch.Tensor:
-        """By p_c or multiplicity; what a reply says of its number of examples plays no part."""
-        return average_weights(contributions, self._multiplicity)
+    def _plan(self, counts: Mapping[int, float]) -> CohortPlan:
+        everybody = {TOTAL_EXAMPLES: self._total, SHARED_SEED: self._shared_seed}
+        told = {client: {SHARE: self._shares[client], **everybody} for client in counts}
+        return CohortPlan(counts, told)

@@ -11,7 +11,7 @@ have covariance ρ² 2ητ I + Σ p_c² (1 − ρ²) 2ητ/p_c I = 2ητ I, what
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -134,13 +134,3 @@ def require_balance(share: Mapping[int, float]) -> None:
             f"{share[large] / share[small]:.3g} times the examples of client {small}, allowed "
             f"is {1 + BALANCE_TOLERANCE:g} (with-replacement takes any shares)"
         )
-
-
-def average_weights(clients: Iterable[int], multiplicity: Mapping[int, float]) -> torch.Tensor:
-    """Weights [K] float64 of the clients' models, ∝ their multiplicity, sum 1.
-
-    The multiplicity is p_c in full participation, how often a client was drawn in scheme I, 1 in
-    scheme II. Where a client of the cohort has not answered, the others stand in for it.
-    """
-    weights = torch.tensor([multiplicity[client] for client in clients], dtype=torch.float64)
-    return weights / weights.sum()

@@ -1,10 +1,11 @@
 """Who takes part in a round. Samplers draw from their own generator, never from the global one."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
+import torch
 
 from blackthorn.randomness import Stream, generator_of
 
@@ -14,11 +15,45 @@ def send_order(seed: int, server_round: int, size: int) -> list[int]:
     return generator_of(Stream.SEND_ORDER, seed, server_round).permutation(size).tolist()
 
 
+@dataclass(frozen=True)
+class CohortPlan:
+    """Who takes part in a round, and how often each counts.
+
+    `counts` has a client's count by its stable id, ascending: 1, or what a scheme weighs it by.
+    `told`: what the server tells a client beside what it tells all of them.
+    """
+
+    counts: Mapping[int, float]
+    told: Mapping[int, Mapping[str, int | float]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, clients: Iterable[int]) -> "CohortPlan":
+        """Each of `clients` counts once."""
+        return cls(dict.fromkeys(sorted(clients), 1))
+
+    @property
+    def clients(self) -> list[int]:
+        """Ids of the cohort, ascending."""
+        return list(self.counts)
+
+    def weights(
+        self, clients: Iterable[int], examples: Mapping[int, int] | None = None
+    ) -> torch.Tensor:
+        """Weights [K], float64, of the `clients` that answered: ∝ their counts, sum 1.
+
+        With `examples`, ∝ count times number of examples. Where a client of the cohort has not
+        answered, the others stand in for it.
+        """
+        factors = [self.counts[c] * (1 if examples is None else examples[c]) for c in clients]
+        weights = torch.tensor(factors, dtype=torch.float64)
+        return weights / weights.sum()
+
+
 class Participation(Protocol):
     """Draws the cohort S_t from the clients' stable ids."""
 
-    def sample(self, clients: Sequence[int], generator: np.random.Generator) -> list[int]:
-        """Ids of the cohort, ascending."""
+    def sample(self, clients: Sequence[int], generator: np.random.Generator) -> CohortPlan:
+        """The cohort's plan."""
 
 
 @dataclass(frozen=True)
@@ -29,8 +64,8 @@ class FullParticipation:
         self,
         clients: Sequence[int],
         generator: np.random.Generator,  # noqa: ARG002 (nothing is drawn)
-    ) -> list[int]:
-        return sorted(clients)
+    ) -> CohortPlan:
+        return CohortPlan.of(clients)
 
 
 @dataclass(frozen=True)
@@ -46,11 +81,12 @@ class FixedParticipation:
         if self.size < 1:
             raise ValueError(f"cohort size = {self.size} is not allowed: at least 1")
 
-    def sample(self, clients: Sequence[int], generator: np.random.Generator) -> list[int]:
+    def sample(self, clients: Sequence[int], generator: np.random.Generator) -> CohortPlan:
         # Positions are drawn, not ids: NumPy would turn node ids of 64 bits into floats.
         known = sorted(clients)
         size = min(self.size, len(known))
-        return sorted(known[i] for i in generator.choice(len(known), size, replace=False))
+        drawn = generator.choice(len(known), size, replace=False)
+        return CohortPlan.of(known[i] for i in drawn)
 
 
 @dataclass(frozen=True)
@@ -66,6 +102,7 @@ class PoissonParticipation:
         if not 0 < self.sample_rate <= 1:
             raise ValueError(f"sample rate = {self.sample_rate} is not allowed: 0 to 1, not 0")
 
-    def sample(self, clients: Sequence[int], generator: np.random.Generator) -> list[int]:
+    def sample(self, clients: Sequence[int], generator: np.random.Generator) -> CohortPlan:
         joins = generator.random(len(clients)) < self.sample_rate
-        return [client for client, joined in zip(sorted(clients), joins, strict=True) if joined]
+        known = zip(sorted(clients), joins, strict=True)
+        return CohortPlan.of(client for client, joined in known if joined)

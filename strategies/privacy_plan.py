@@ -22,6 +22,7 @@ from .accounting import (
 from .entropy import Randomness
 from .noise import check_resolution, client_deviation
 from .participation import (
+    CohortPlan,
     FixedParticipation,
     FullParticipation,
     Participation,
@@ -156,7 +157,7 @@ class PrivacyPlan:
             return float(self.participation.size)
         return self.sample_rate * self.num_clients
 
-    def draw(self, clients: Sequence[int], randomness: Randomness) -> list[int]:
+    def draw(self, clients: Sequence[int], randomness: Randomness) -> CohortPlan:
         """The cohort of a round from the clients' stable ids, ascending.
 
         A fixed cohort is drawn from m places, of which those without a client stay empty: the
@@ -165,12 +166,13 @@ class PrivacyPlan:
         known = sorted(clients)
         if isinstance(self.participation, PoissonParticipation):
             joins = randomness.uniform(len(known)) < self.participation.sample_rate
-            return [client for client, joined in zip(known, joins, strict=True) if joined]
+            drawn = zip(known, joins, strict=True)
+            return CohortPlan.of(client for client, joined in drawn if joined)
         if isinstance(self.participation, FixedParticipation):
             places = max(self.num_clients, len(known))
             order = randomness.uniform(places).argsort()[: self.participation.size]
-            return sorted(known[place] for place in order if place < len(known))
-        return known
+            return CohortPlan.of(known[place] for place in order if place < len(known))
+        return CohortPlan.of(known)
 
     def release(self, colluding: int = 0) -> Release:
         """What a round is charged, whoever answers.

@@ -8,22 +8,23 @@ from typing import Any, Unpack
 import torch
 from flwr.serverapp.strategy import Result
 
-from blackthorn.randomness import Stream, generator_of
+from blackthorn.randomness import Stream
 
 from . import bounding
 from .accounting import Figure
 from .aggregation import Aggregate
 from .aggregators import weighted_mean
+from .base import FederatedStrategy, StrategyOptions
+from .bounding import NormBound
 from .claim_options import check_options
 from .enrolment import Client
 from .entropy import Randomness, SeededRandomness, SystemRandomness
-from .frame import FederatedStrategy, FrameOptions
 from .ledger import Ledger, mark_of
 from .local_rule import BOUND, CLIP_UPDATE, NOISE_MULTIPLIER, NOISE_SHARES, LocalRule
 from .noise import client_deviation, gaussian_noise, longest_noised, missing_share, on_grid
+from .participation import CohortPlan
 from .privacy_plan import PrivacyPlan
-from .reports import RoundReport
-from .screening import WHO_ATTESTS
+from .rounds import RoundContext, RunOver
 
 logger = logging.getLogger("blackthorn")
 
@@ -32,7 +33,7 @@ class PrivateAveraging(FederatedStrategy):
     """a_t = (1/r) [ Σ_{i ∈ S_t} g_i + N(0, (z C)² I) ], r = q m fixed, g_i bounded by C.
 
     `privacy` is the plan that sampler, mechanism and accountant share; its participation replaces
-    the frame's. `ledger` is the file that holds what was spent (None: memory alone); it is written
+    the base's. `ledger` is the file that holds what was spent (None: memory alone); it is written
     before the noised model exists, and refused where no central figure is claimed. Every round is
     charged and released, whoever answers: there is no quorum, no report of a client is used, and
     under a claim none leaves the server.
@@ -53,29 +54,33 @@ class PrivateAveraging(FederatedStrategy):
         privacy: PrivacyPlan,
         *,
         ledger: Path | None = None,
-        **frame: Unpack[FrameOptions],
+        **options: Unpack[StrategyOptions],
     ) -> None:
-        if "participation" in frame:
+        if "participation" in options:
             raise ValueError("participation is the privacy plan's: give it there")
-        frame.setdefault("num_clients", privacy.num_clients)
-        frame["participation"] = privacy.participation
-        check_options(privacy, frame)
-        super().__init__(**frame)
+        options.setdefault("num_clients", privacy.num_clients)
+        options["participation"] = privacy.participation
+        check_options(privacy, options)
+        super().__init__(**options)
         privacy.bound(self._rate.initial)
         self.privacy = privacy
         self._is_sum = self._aggregate is weighted_mean
+        # Under a claim nothing of the cohort leaves the server but the noised model.
+        self.confidential = privacy.claim
+        # Whether the clients add the noise: it cannot be seen in what they send.
+        self.needs_attestation = privacy.noise_location == "client"
+        if self._is_sum:
+            # None: a round that is skipped because few took part would tell how many did.
+            self.quorum = 0
         # Who was there when the run began, where ids are nodes'; None: ids have a place each.
         self._population: set[int] | None = None
-        self._ids_are_nodes = frame.get("identity", "node") == "node"
+        self._ids_are_nodes = options.get("identity", "node") == "node"
         if ledger is not None and not self.has_central_claim:
             raise ValueError(
                 f"ledger = {ledger} is not allowed without a central claim: nothing would be "
                 "charged to it; omit it"
             )
         self.ledger = Ledger(privacy, ledger)
-        self._over_budget = False
-        self._told_of_silence = False
-        self._released: object | None = None
 
     @property
     def has_central_claim(self) -> bool:
@@ -109,25 +114,16 @@ class PrivateAveraging(FederatedStrategy):
         finally:
             self.ledger.close()
 
-    # What the frame asks.
+    # The hooks.
 
-    @property
-    def confidential(self) -> bool:
-        """Under a claim nothing of the cohort leaves the server but the noised model."""
-        return self.privacy.claim
-
-    def quorum(self) -> int:
-        """None: a round that is skipped because few took part would tell how many did."""
-        return 0 if self._is_sum else super().quorum()
-
-    def norm_bound(self, local_lr: float) -> float:
+    def norm_bound(self, context: RoundContext) -> NormBound:
         """C in gradient units; with noise at the clients, what C plus a share of it may reach."""
-        bound = self.clip_bound(local_lr)
+        bound = self.clip_bound(context.local_lr)
         if self.privacy.noise_location == "server":
-            return bound
+            return NormBound(bound)
         plan = self.privacy
         deviation = client_deviation(plan.noise_multiplier, bound, plan.noise_shares)
-        return longest_noised(bound, deviation, self._require_model().layout.dimension)
+        return NormBound(longest_noised(bound, deviation, len(context.model)))
 
     def clip_bound(self, local_lr: float) -> float:
         """C in gradient units. Raises ValueError where float32 has no such bound."""
@@ -137,12 +133,11 @@ class PrivateAveraging(FederatedStrategy):
         """g_i of every row of `updates` [K, d], no longer than `bound`."""
         return bounding.clip(updates, bound)
 
-    def bound(self, updates: torch.Tensor, model: torch.Tensor, local_lr: float) -> torch.Tensor:
+    def bound(self, updates: torch.Tensor, context: RoundContext) -> torch.Tensor:
         """The clients' bound, enforced again; noised messages only against the absurd."""
-        del model
         if self.privacy.noise_location == "client":
-            return bounding.clip(updates, self.norm_bound(local_lr))
-        return self.constrain(updates, self.clip_bound(local_lr))
+            return bounding.clip(updates, self.norm_bound(context).norm)
+        return self.constrain(updates, self.clip_bound(context.local_lr))
 
     def on_enrolment(self, clients: Sequence[Client]) -> None:
         """From now on the population, where ids are nodes'. Raises ValueError for more clients than
@@ -155,7 +150,7 @@ class PrivateAveraging(FederatedStrategy):
         if self._ids_are_nodes:
             self._population = {client.client_id for client in clients}
 
-    def draw_cohort(self, clients: Sequence[int], server_round: int) -> list[int]:
+    def draw_cohort(self, clients: Sequence[int], context: RoundContext) -> CohortPlan:
         """By the plan, from the operating system's entropy.
 
         A node that comes when the run has begun is not asked, nor one that was restarted under
@@ -163,6 +158,7 @@ class PrivateAveraging(FederatedStrategy):
         there would move the sum by both. Raises ValueError for a round after the plan's last, which
         no figure would count.
         """
+        server_round = context.server_round
         if server_round > self.privacy.rounds:
             raise ValueError(
                 f"round {server_round} is not allowed: the privacy plan is for "
@@ -173,45 +169,31 @@ class PrivateAveraging(FederatedStrategy):
         randomness = self._randomness(server_round, Stream.PRIVATE_PARTICIPATION)
         return self.privacy.draw(known[: self.privacy.num_clients], randomness)
 
-    @property
-    def needs_attestation(self) -> bool:
-        """Whether the clients add the noise: it cannot be seen in what they send."""
-        return self.privacy.noise_location == "client"
-
-    def local_rule(self, local_lr: float) -> LocalRule:
+    def local_rule(self, context: RoundContext) -> LocalRule:
         """The bound and, where the clients add the noise, z and in how many shares s.
 
         Raises ValueError where their models could not carry it.
         """
-        numbers: dict[str, float] = {BOUND: self.clip_bound(local_lr)}
+        numbers: dict[str, float] = {BOUND: self.clip_bound(context.local_lr)}
         plan = self.privacy
         if plan.noise_location == "client":
-            if self._model is not None:
-                plan.check_resolution(self._model.current, local_lr)
+            plan.check_resolution(context.model, context.local_lr)
             numbers |= {NOISE_MULTIPLIER: plan.noise_multiplier, NOISE_SHARES: plan.noise_shares}
         return LocalRule(self.constraint, numbers)
 
     def combine(
-        self, updates: torch.Tensor, weights: torch.Tensor, report: RoundReport
+        self, updates: torch.Tensor, weights: torch.Tensor, context: RoundContext
     ) -> Aggregate:
         """Bound, charge, then noise: in this order, so that a crash only overstates.
 
         A row that does not stay finite counts as 0: without a noised round it would be seen.
-        Raises RuntimeError for replies to a broadcast that has been released: its cohort, and the
-        noise that its clients drew, are no new ones.
         """
-        if self._broadcast is self._released:
-            raise RuntimeError(
-                f"round {report.server_round} has been released, and is not released again with "
-                "the same cohort and noise: call configure_train for a new one"
-            )
-        self._released = self._broadcast
         if not self._is_sum:
-            bounded = self.bound(updates, report.model, report.local_lr)
-            return self._combine_robustly(bounded, weights, report)
+            bounded = self.bound(updates, context)
+            return self._combine_robustly(bounded, weights, context)
         # In float64: a row that is rounded to float32 after it was bounded is longer than C, and
         # the closed form of the Gaussian has no room for that.
-        bounded = self.bound(updates.double(), report.model, report.local_lr)
+        bounded = self.bound(updates.double(), context)
         self._charge()
         # Without a claim the clients' counts may set the weights; the noise is what it was.
         shares = torch.full_like(weights, 1 / self.privacy.cohort_size)
@@ -222,8 +204,8 @@ class PrivateAveraging(FederatedStrategy):
             rows = torch.isfinite(bounded).all(dim=1, keepdim=True)
             total = torch.einsum("k,kd->d", shares, bounded.where(rows, 0.0))
         size = self.privacy.cohort_size
-        vector = total + self._noise(self._owed(report), report) / size
-        vector = on_grid(vector, self._deviation(report) / size)
+        vector = total + self._noise(self._owed(len(updates)), context) / size
+        vector = on_grid(vector, self._deviation(context) / size)
         kept = torch.ones(len(updates), dtype=torch.bool)
         return Aggregate(vector.to(updates.dtype), shares, kept, 0)
 
@@ -244,7 +226,7 @@ class PrivateAveraging(FederatedStrategy):
         except ValueError as error:
             raise ValueError(f"this ledger is not the run's: {error}; put its own back") from None
 
-    def rounds_allowed(self, num_rounds: int, done: int = 0) -> int:
+    def rounds_allowed(self, num_rounds: int, done: int, model: torch.Tensor) -> int:
         """As many as the plan's T and the budget allow.
 
         Raises ValueError for more rounds than planned, where nothing is left of the budget for a
@@ -257,7 +239,7 @@ class PrivateAveraging(FederatedStrategy):
             )
         if done < num_rounds:
             last = self._rate.at_least(num_rounds)
-            self.privacy.check_resolution(self._require_model().current, last)
+            self.privacy.check_resolution(model, last)
         if not self.has_central_claim or done >= num_rounds:
             return num_rounds
         left = self.ledger.rounds_allowed(self.privacy.release(), num_rounds - done)
@@ -276,41 +258,15 @@ class PrivateAveraging(FederatedStrategy):
             )
         return allowed
 
-    def must_stop(self) -> bool:
-        """Whether the last round was withheld because it would have passed the budget."""
-        return self._over_budget
-
-    def _log_losses(self, report: RoundReport) -> None:
-        """Once in a run also that nobody counted in a round, without a name or a client's words."""
-        super()._log_losses(report)
-        silent = report.confidential and report.invited and not report.accepted
-        if not silent or self._told_of_silence:
-            return
-        self._told_of_silence = True
-        attested = self._broadcast.attested
-        needed = (
-            f", and none would that does not attest {attested.rule}: {WHO_ATTESTS}"
-            if attested
-            else ""
-        )
-        left = "stays as it was" if report.skipped else "moves by noise alone"
-        logger.warning(
-            "round %d: no reply counts%s. The model %s. This is said once; who was rejected and "
-            "why is logged at level DEBUG, for the operator alone",
-            report.server_round,
-            needed,
-            left,
-        )
-
     # The mechanism.
 
-    def _owed(self, report: RoundReport) -> float:
+    def _owed(self, replies: int) -> float:
         """The share of the variance (z C)² that the server adds: what the clients' messages did
         not bring."""
         if self.privacy.noise_location == "server":
             return 1.0
         # Only where nothing is claimed is there no top-up.
-        missing = missing_share(self.privacy.noise_shares, len(report.accepted))
+        missing = missing_share(self.privacy.noise_shares, replies)
         return missing if self.privacy.top_up else 0.0
 
     def _charge(self) -> None:
@@ -318,30 +274,29 @@ class PrivateAveraging(FederatedStrategy):
             return
         release = self.privacy.release()
         if not self.ledger.allows(release):
-            self._over_budget = True
-            raise ValueError("the round would pass max_epsilon and is withheld")
+            raise RunOver("the round would pass max_epsilon and is withheld")
         self.ledger.charge(release)
 
-    def _noise(self, share: float, report: RoundReport) -> torch.Tensor:
-        dimension = len(report.model)
+    def _noise(self, share: float, context: RoundContext) -> torch.Tensor:
+        dimension = len(context.model)
         if share == 0:
             return torch.zeros(dimension, dtype=torch.float64)
-        deviation = self._deviation(report) * share**0.5
-        randomness = self._randomness(report.server_round, Stream.SERVER_NOISE)
+        deviation = self._deviation(context) * share**0.5
+        randomness = self._randomness(context.server_round, Stream.SERVER_NOISE)
         return gaussian_noise((dimension,), deviation, randomness, torch.float64)
 
-    def _deviation(self, report: RoundReport) -> float:
+    def _deviation(self, context: RoundContext) -> float:
         """z C: of the noise on a round's sum."""
-        return self.privacy.noise_multiplier * self.clip_bound(report.local_lr)
+        return self.privacy.noise_multiplier * self.clip_bound(context.local_lr)
 
     def _combine_robustly(
-        self, bounded: torch.Tensor, weights: torch.Tensor, report: RoundReport
+        self, bounded: torch.Tensor, weights: torch.Tensor, context: RoundContext
     ) -> Aggregate:
-        generator = generator_of(Stream.RULE, self._seed, report.server_round)
+        generator = self._generator(Stream.RULE, context.server_round)
         aggregate = self._aggregate(bounded, weights, generator)
         if self.privacy.noise_location == "client":
             return aggregate
-        noise = self._noise(1.0, report) / self.privacy.cohort_size
+        noise = self._noise(1.0, context) / self.privacy.cohort_size
         vector = (aggregate.vector + noise).to(bounded.dtype)
         return Aggregate(vector, aggregate.weights, aggregate.survivors, aggregate.iterations)
 

@@ -3,8 +3,8 @@
 from typing import Literal, Unpack
 
 from .aggregators import Mixing, RageFilter
+from .base import FederatedStrategy, StrategyOptions
 from .corruption import CorruptionBound
-from .frame import FederatedStrategy, FrameOptions
 
 
 class Rage(FederatedStrategy):
@@ -13,7 +13,7 @@ class Rage(FederatedStrategy):
     `num_corrupt` is the assumed number of corrupt clients in a round; or `corrupt_fraction`, for
     ⌊fraction · replies⌋. `stop`, `coordinates` and `average` are those of the function `rage`.
     `mixing` is a pre-aggregator, such as `Buckets(2)` or `nearest_neighbours`.
-    The other options are those of FrameOptions without `aggregator`; by default a run waits for
+    The other options are those of StrategyOptions without `aggregator`; by default a run waits for
     3 · num_corrupt + 1 clients, the fewest among which the filter can protect.
     Raises ValueError unless exactly one of the first two is given, below a third.
     """
@@ -27,12 +27,12 @@ class Rage(FederatedStrategy):
         coordinates: int | None = None,
         average: Literal["uniform", "weighted"] = "uniform",
         mixing: Mixing | None = None,
-        **frame: Unpack[FrameOptions],
+        **options: Unpack[StrategyOptions],
     ) -> None:
-        if "aggregator" in frame:
+        if "aggregator" in options:
             raise ValueError("aggregator is not allowed: Rage has its own, GFedAvg takes any")
         corruption = CorruptionBound(num_corrupt, corrupt_fraction)
         if num_corrupt is not None:
-            frame.setdefault("num_clients", max(2, 3 * num_corrupt + 1))
-        frame["aggregator"] = RageFilter(corruption, stop, coordinates, average, mixing)
-        super().__init__(**frame)
+            options.setdefault("num_clients", max(2, 3 * num_corrupt + 1))
+        options["aggregator"] = RageFilter(corruption, stop, coordinates, average, mixing)
+        super().__init__(**options)

@@ -31,7 +31,8 @@ class RoundReport:
     longer than `norm_bound`, the longest that the algorithm allows, in gradient units. `aggregate`
     [d] is what the rule made of the bounded updates (None: the round was skipped). `skipped` says
     why the model was left as it was (None: it was updated), `below_quorum` whether for want of
-    replies. `surplus` are the invited without whom enough replies were there. `metrics` are the
+    replies, `ends_run` whether the run ends with it. `surplus` are the invited without whom enough
+    replies were there. `metrics` are the
     evaluation's, empty in rounds without. `claimed_norms` is what clients that clip say ‖u_i‖ was
     before they did, in gradient units: instruments may show it, nothing may rely on it.
     `sample_epsilons` is what clients with local DP-SGD say one of their examples has spent.
@@ -58,6 +59,7 @@ class RoundReport:
     aggregate: torch.Tensor | None = None
     skipped: str | None = None
     below_quorum: bool = False
+    ends_run: bool = False
     surplus: list[int] = field(default_factory=list)
     iterations: int = 0
     metrics: dict[str, float] = field(default_factory=dict)

@@ -303,7 +303,7 @@ def run_project(python: Path, project: Path, script: str) -> None:
     for name, file in said["files"].items():
         home = installed if name.startswith("blackthorn") else project.resolve()
         assert Path(file).resolve().is_relative_to(home), f"{name} is {file}"
-    assert {"blackthorn.strategies.frame", "blackthorn.attacks.registry"} <= said["files"].keys()
+    assert {"blackthorn.strategies.base", "blackthorn.attacks.registry"} <= said["files"].keys()
     assert {"strategies.schedule", "attacks", "task"} <= said["files"].keys()
 
     accepted = {"invited": 5, "accepted": 5, "rejected": 0, "filtered": 1}

@@ -12,7 +12,7 @@ from blackthorn.server_app.run import execute, prepare
 from blackthorn.settings.config import ConfigError, RunConfig
 from blackthorn.settings.privacy_checks import claims_privacy
 from blackthorn.simulation.engine import EngineGrid
-from blackthorn.strategies.frame import Observer
+from blackthorn.strategies.base import Observer
 
 
 def simulate(

@@ -17,6 +17,7 @@ from blackthorn.server_app.build import build_strategy
 from blackthorn.server_app.run import evaluation_of
 from blackthorn.settings.config import ConfigError, RunConfig, make_config, to_mapping
 from blackthorn.simulation.engine import EngineGrid
+from blackthorn.strategies import RoundContext
 from blackthorn.tasks.datasets import Examples
 from blackthorn.tasks.problem import Problem, load_problem
 from blackthorn.tasks.shards import ExampleShard
@@ -65,7 +66,7 @@ def told(replies: list[Message]) -> list[dict[str, Any]]:
 
 def round_content(config: RunConfig, problem: Problem) -> RecordDict:
     """What the server sends in round 1."""
-    rule = build_strategy(config).local_rule(config.local_lr)
+    rule = build_strategy(config).local_rule(RoundContext(1, config.local_lr, torch.zeros(1)))
     round_config = ConfigRecord({"server-round": 1, "local-lr": config.local_lr})
     arrays = ArrayRecord(problem.state())
     return RecordDict({"arrays": arrays, "config": round_config, "rule": rule.record()})

@@ -22,7 +22,7 @@ from blackthorn.server_app.run import execute, prepare
 from blackthorn.server_app.serverapp import main
 from blackthorn.settings.config import RunConfig, make_config, to_mapping
 from blackthorn.simulation.engine import EngineGrid
-from blackthorn.strategies.frame import FederatedStrategy
+from blackthorn.strategies.base import FederatedStrategy
 
 RUN = 2**63 + 7
 

@@ -19,7 +19,7 @@ from blackthorn.launch.commands.simulate import simulate
 from blackthorn.recording import run_states
 from blackthorn.recording.run_folder import read_summary
 from blackthorn.recording.state_files import read_saved
-from blackthorn.strategies.frame import FederatedStrategy
+from blackthorn.strategies.base import FederatedStrategy
 from blackthorn.strategies.global_model import GlobalModel
 from blackthorn.strategies.ledger import Ledger
 from blackthorn.strategies.reports import RoundReport

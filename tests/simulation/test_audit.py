@@ -26,7 +26,14 @@ from blackthorn.simulation.auditing import (
     one_shot_epsilon,
 )
 from blackthorn.simulation.privacy_audit import AuditResult, audit
-from blackthorn.strategies import DPFedAvg, FrameOptions, PrivacyPlan, Release, RoundReport, spent
+from blackthorn.strategies import (
+    DPFedAvg,
+    PrivacyPlan,
+    Release,
+    RoundContext,
+    StrategyOptions,
+    spent,
+)
 from blackthorn.strategies.private_averaging import PrivateAveraging
 
 # Arithmetic.
@@ -113,18 +120,18 @@ def recipe(**options: Any) -> RunConfig:
 class HalfTheNoise(DPFedAvg):
     """Says z and adds z/2."""
 
-    def _noise(self, share: float, report: RoundReport) -> torch.Tensor:
-        return super()._noise(share, report) / 2
+    def _noise(self, share: float, context: RoundContext) -> torch.Tensor:
+        return super()._noise(share, context) / 2
 
 
-def weighs_by_examples(plan: PrivacyPlan, frame: FrameOptions) -> PrivateAveraging:
+def weighs_by_examples(plan: PrivacyPlan, options: StrategyOptions) -> PrivateAveraging:
     """Claims uniform weights, and lets the clients' counts decide."""
-    frame["weighting"] = "num-examples"
-    return DPFedAvg(replace(plan, claim=False), **frame)
+    options["weighting"] = "num-examples"
+    return DPFedAvg(replace(plan, claim=False), **options)
 
 
-def halves_the_noise(plan: PrivacyPlan, frame: FrameOptions) -> PrivateAveraging:
-    return HalfTheNoise(plan, **frame)
+def halves_the_noise(plan: PrivacyPlan, options: StrategyOptions) -> PrivateAveraging:
+    return HalfTheNoise(plan, **options)
 
 
 def test_a_recipe_without_a_claim_is_refused() -> None:
@@ -276,7 +283,7 @@ def test_one_shot_leaves_a_right_mechanism_alone(options: dict[str, Any]) -> Non
 @pytest.mark.slow
 @pytest.mark.parametrize(("build", "canaries"), [(halves_the_noise, 150), (weighs_by_examples, 10)])
 def test_one_shot_finds_the_cheat(
-    build: Callable[[PrivacyPlan, FrameOptions], PrivateAveraging], canaries: int
+    build: Callable[[PrivacyPlan, StrategyOptions], PrivateAveraging], canaries: int
 ) -> None:
     options = {**LONG, "num_clients": 60 if canaries == 10 else 8}
     result = audit(recipe(**options), canaries=canaries, runs=2, build=build, confidence=EACH_95)
@@ -301,7 +308,7 @@ CLEAR: dict[str, Any] = {"noise_multiplier": 0.8, "num_clients": 2, "accountant"
     [(halves_the_noise, 1500, CLEAR), (weighs_by_examples, 100, {"noise_multiplier": 2.0})],
 )
 def test_the_lower_bound_finds_the_cheat(
-    build: Callable[[PrivacyPlan, FrameOptions], PrivateAveraging],
+    build: Callable[[PrivacyPlan, StrategyOptions], PrivateAveraging],
     runs: int,
     options: dict[str, Any],
 ) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.serverapp.strategy import Strategy
 
@@ -14,7 +15,7 @@ from blackthorn.client_app.clientapp import app
 from blackthorn.server_app.build import build_strategy
 from blackthorn.settings.config import RunConfig, make_config, to_mapping
 from blackthorn.simulation.engine import EngineGrid
-from blackthorn.strategies import GFedAvg
+from blackthorn.strategies import GFedAvg, RoundContext
 from blackthorn.tasks.problem import Problem, load_problem
 
 TOLERANCE = 1e-5
@@ -28,8 +29,10 @@ def configuration(**values: Any) -> RunConfig:
 def orders(
     grid: EngineGrid, problem: Problem, kind: str = "train", local_lr: float = 0.25
 ) -> list[Message]:
-    """One message a node, in no particular order, as the frame writes them in round 7."""
-    rule = build_strategy(grid.config).local_rule(local_lr).record()
+    """One message a node, in no particular order, as a strategy writes them in round 7."""
+    rule = (
+        build_strategy(grid.config).local_rule(RoundContext(1, local_lr, torch.zeros(1))).record()
+    )
     messages = []
     for client, node in reversed(list(enumerate(grid.get_node_ids()))):
         config = ConfigRecord({"server-round": 7, "local-lr": local_lr, "client-id": client})

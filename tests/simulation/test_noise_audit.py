@@ -15,7 +15,13 @@ from blackthorn.simulation.auditing import Finding
 from blackthorn.simulation.engine import EngineGrid
 from blackthorn.simulation.noise_audit import attack_local_claim, most_different, update_sent
 from blackthorn.simulation.privacy_audit import audit
-from blackthorn.strategies import DPFedAvg, FrameOptions, PrivacyPlan, Release, RoundReport, spent
+from blackthorn.strategies import (
+    DPFedAvg,
+    PrivacyPlan,
+    Release,
+    StrategyOptions,
+    spent,
+)
 from blackthorn.strategies.private_averaging import PrivateAveraging
 from blackthorn.tasks.problem import load_problem
 
@@ -36,16 +42,16 @@ def by_size(config: RunConfig, runs: int, confidence: float = 0.95) -> Finding:
 class NoTopUp(DPFedAvg):
     """Says that the server adds what is missing, and does not."""
 
-    def _owed(self, report: RoundReport) -> float:
-        del report
+    def _owed(self, replies: int) -> float:
+        del replies
         return 0.0
 
 
 class HalfTopUp(DPFedAvg):
     """Adds half of the variance that is missing."""
 
-    def _owed(self, report: RoundReport) -> float:
-        return super()._owed(report) / 2
+    def _owed(self, replies: int) -> float:
+        return super()._owed(replies) / 2
 
 
 @pytest.mark.parametrize(
@@ -117,7 +123,7 @@ def test_noise_that_no_client_adds_shows_in_what_is_released() -> None:
 
 @pytest.mark.parametrize("kind", [NoTopUp, HalfTopUp])
 def test_the_attack_finds_noise_without_top_up(kind: type[PrivateAveraging]) -> None:
-    def build(plan: PrivacyPlan, frame: FrameOptions) -> PrivateAveraging:
+    def build(plan: PrivacyPlan, frame: StrategyOptions) -> PrivateAveraging:
         return kind(plan, **frame)
 
     config = client_recipe(num_clients=2)

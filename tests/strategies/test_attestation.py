@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
 from memory_grid import DIMENSION, Answer, MemoryGrid, initial_model, quadratic_app, runs, vector_of
 
@@ -29,6 +30,7 @@ from blackthorn.strategies import (
     ModelClipping,
     PoissonParticipation,
     PrivacyPlan,
+    RoundContext,
     RoundReport,
 )
 from blackthorn.strategies.global_model import GlobalModel
@@ -284,7 +286,7 @@ def order_of(kind: str) -> tuple[Any, Message, LocalRule]:
     """The run's configuration, a round's message in it, and the rule that it names."""
     values = {"num-clients": 3, "model": "logistic", "local-steps": 2, "local-lr": 0.07}
     config = make_config({**values, **CONFIGURATIONS[kind]})
-    rule = build_strategy(config).local_rule(0.03)
+    rule = build_strategy(config).local_rule(RoundContext(1, 0.03, torch.zeros(1)))
     shares = {"share": 0.5, "total-examples": 10, "shared-seed": 1}
     instruction = ConfigRecord({"server-round": 2, "local-lr": 0.03, "client-id": 1, **shares})
     arrays = ArrayRecord(load_problem(config).state())

@@ -15,7 +15,6 @@ from blackthorn.strategies import (
     ClipNorm,
     DPFedAvg,
     FederatedStrategy,
-    FrameOptions,
     FullParticipation,
     LocalRate,
     NotEnoughClients,
@@ -23,6 +22,7 @@ from blackthorn.strategies import (
     PrivacyPlan,
     RageFilter,
     ServerStep,
+    StrategyOptions,
 )
 from blackthorn.strategies.claim_options import (
     OPTIONS,
@@ -66,10 +66,10 @@ def grid(clients: int = CLIENTS) -> MemoryGrid:
 
 
 def test_every_option_has_a_row_and_a_reason() -> None:
-    assert OPTIONS.keys() == FrameOptions.__annotations__.keys()
+    assert OPTIONS.keys() == StrategyOptions.__annotations__.keys()
     taken = inspect.signature(FederatedStrategy.__init__).parameters.keys() - {"self"}
     assert OPTIONS.keys() == taken
-    own = inspect.signature(PrivateAveraging.__init__).parameters.keys() - {"self", "frame"}
+    own = inspect.signature(PrivateAveraging.__init__).parameters.keys() - {"self", "options"}
     assert PRIVATE_OPTIONS.keys() == own
     start = inspect.signature(FederatedStrategy.start).parameters.keys() - {"self"}
     assert START_ARGUMENTS.keys() == start

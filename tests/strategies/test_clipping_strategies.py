@@ -15,7 +15,14 @@ from flwr.app import Array, ArrayRecord, Message, RecordDict
 from blackthorn.recording.run_folder import read_metrics
 from blackthorn.server_app.run import execute, prepare
 from blackthorn.simulation.engine import EngineGrid
-from blackthorn.strategies import CEFedAvg, FatClippingPI, FatClippingPR, ModelClipping
+from blackthorn.strategies import (
+    CEFedAvg,
+    FatClippingPI,
+    FatClippingPR,
+    ModelClipping,
+    NormBound,
+    RoundContext,
+)
 from blackthorn.strategies.update_clipping import ClipNorm
 
 Vector = np.ndarray
@@ -187,19 +194,20 @@ def test_the_same_threshold_in_either_unit(tmp_path: Path, algorithm: str) -> No
 
 def test_ce_fedavg_is_pr_in_the_other_unit() -> None:
     updates = torch.tensor([[3.0, 4.0], [0.3, 0.4]])
-    model_vector = torch.zeros(2)
+    context = RoundContext(1, 0.1, torch.zeros(2))
     ce, pr = CEFedAvg(0.2), FatClippingPR(0.2)
-    assert ce.norm_bound(0.1) == pytest.approx(2.0)
-    assert pr.norm_bound(0.1) == 0.2
+    assert ce.norm_bound(context).norm == pytest.approx(2.0)
+    assert pr.norm_bound(context).norm == 0.2
     expected = torch.tensor([[1.2, 1.6], [0.3, 0.4]])
-    torch.testing.assert_close(ce.bound(updates, model_vector, 0.1), expected)
+    torch.testing.assert_close(ce.bound(updates, context), expected)
 
 
 def test_pi_bounds_the_sum_of_its_steps() -> None:
-    pi = FatClippingPI(0.5, 10)
-    assert pi.norm_bound(0.1) == 5.0
-    assert FatClippingPI(0.5, 10, clip_units="parameter").norm_bound(0.1) == pytest.approx(50)
-    bounded = pi.bound(torch.tensor([[30.0, 40.0], [3.0, 4.0]]), torch.zeros(2), 0.1)
+    pi, context = FatClippingPI(0.5, 10), RoundContext(1, 0.1, torch.zeros(2))
+    assert pi.norm_bound(context) == NormBound(5.0, roundings=10)
+    in_parameters = FatClippingPI(0.5, 10, clip_units="parameter")
+    assert in_parameters.norm_bound(context).norm == pytest.approx(50)
+    bounded = pi.bound(torch.tensor([[30.0, 40.0], [3.0, 4.0]]), context)
     torch.testing.assert_close(bounded, torch.tensor([[3.0, 4.0], [3.0, 4.0]]))
 
 

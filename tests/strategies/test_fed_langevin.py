@@ -18,7 +18,7 @@ from blackthorn.server_app.build import build_strategy
 from blackthorn.server_app.run import PreparedRun, execute, prepare
 from blackthorn.settings.config import ConfigError, RunConfig, make_config, to_mapping
 from blackthorn.simulation.engine import EngineGrid
-from blackthorn.strategies import FedLangevin, RoundReport, delivery, enrolment
+from blackthorn.strategies import FedLangevin, RoundContext, RoundReport, delivery, enrolment
 from blackthorn.tasks.problem import Problem, load_problem
 
 
@@ -221,7 +221,7 @@ def langevin_config(**values: Any) -> RunConfig:
 
 def orders(grid: EngineGrid, problem: Problem) -> list[Message]:
     counts = [shard.num_examples for shard in problem.shards()]
-    rule = build_strategy(grid.config).local_rule(0.001).record()
+    rule = build_strategy(grid.config).local_rule(RoundContext(1, 0.001, torch.zeros(1))).record()
     messages = []
     for client, node in enumerate(grid.get_node_ids()):
         config = ConfigRecord(

@@ -35,6 +35,7 @@ from blackthorn.strategies import (
     PoissonParticipation,
     Rage,
     Rejection,
+    RoundContext,
     RoundReport,
     ServerStep,
     delivery,
@@ -208,11 +209,9 @@ def test_buffers_keep_the_server_s_value_and_are_not_part_of_w() -> None:
 
 def test_a_subclass_bounds_the_updates() -> None:
     class Halved(GFedAvg):
-        def bound(
-            self, updates: torch.Tensor, model: torch.Tensor, local_lr: float
-        ) -> torch.Tensor:
-            assert model.shape == (DIMENSION,)
-            assert local_lr == 1.0
+        def bound(self, updates: torch.Tensor, context: RoundContext) -> torch.Tensor:
+            assert context.model.shape == (DIMENSION,)
+            assert context.local_lr == 1.0
             return updates / 2
 
     close(run(Halved(num_clients=5), honest_grid()), by_hand([range(5)] * 3, server_lr=0.5)[-1])

@@ -30,8 +30,14 @@ from blackthorn.client_app import langevin_training
 from blackthorn.client_app.langevin_training import LocalLangevin
 from blackthorn.client_app.training import train_clients
 from blackthorn.reporting.posterior_diagnostics import gaussian_distance
-from blackthorn.strategies import Langevin, LangevinRate, delivery, enrolment, fed_langevin
-from blackthorn.strategies.langevin import average_weights, require_balance, shares, step_size
+from blackthorn.strategies import (
+    CohortPlan,
+    Langevin,
+    LangevinRate,
+    delivery,
+    enrolment,
+)
+from blackthorn.strategies.langevin import require_balance, shares, step_size
 from blackthorn.tasks.flat_model import FlatModel
 from blackthorn.tasks.least_squares import LinearForm, half_squared_error
 
@@ -198,13 +204,13 @@ def combine(
     """The server's average of local [3, chains, d], with the strategy's weights."""
     chains = local.shape[1]
     if scheme == "full":
-        weights = average_weights(range(3), dict(enumerate(share)))
+        weights = CohortPlan(dict(enumerate(share))).weights(range(3))
         return torch.einsum("c,cnd->nd", weights, local)
     averaged_models = []
     for chain in range(chains):
         counts = np.bincount(draws.choice(3, 2, p=share), minlength=3)
         drawn = {c: int(n) for c, n in enumerate(counts) if n}
-        weights = average_weights(drawn, drawn)
+        weights = CohortPlan(drawn).weights(drawn)
         averaged_models.append(torch.einsum("c,cd->d", weights, local[list(drawn), chain]))
     return torch.stack(averaged_models)
 
@@ -263,11 +269,11 @@ def shared_drawn_independently(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def multiplicity_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
-    def wrong(clients: Any, multiplicity: Any) -> torch.Tensor:
-        del multiplicity
+    def wrong(plan: CohortPlan, clients: Any) -> torch.Tensor:
+        del plan
         return torch.full((len(clients),), 1 / len(clients), dtype=torch.float64)
 
-    monkeypatch.setattr(fed_langevin, "average_weights", wrong)
+    monkeypatch.setattr(CohortPlan, "weights", wrong)
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,11 @@ def cohorts(
     participation: Participation, rounds: int, clients: list[int] = CLIENTS, seed: int = 1
 ) -> list[tuple[int, ...]]:
     return [
-        tuple(participation.sample(clients, generator_of(Stream.PARTICIPATION, seed, server_round)))
+        tuple(
+            participation.sample(
+                clients, generator_of(Stream.PARTICIPATION, seed, server_round)
+            ).clients
+        )
         for server_round in range(1, rounds + 1)
     ]
 
@@ -95,7 +99,7 @@ def test_a_cohort_depends_on_seed_round_and_clients_alone(participation: Partici
     assert cohorts(participation, 20, clients=sorted(CLIENTS, reverse=True)) == before
     # One round alone gives what it gives after all the others.
     alone = participation.sample(CLIENTS, generator_of(Stream.PARTICIPATION, 1, 17))
-    assert tuple(alone) == before[16]
+    assert tuple(alone.clients) == before[16]
 
 
 @pytest.mark.parametrize("participation", SAMPLERS)

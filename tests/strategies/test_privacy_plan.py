@@ -41,7 +41,7 @@ def test_poisson_cohorts_are_bernoulli_draws_for_each_id() -> None:
     ids = [5, 40, 7, 2**40]
     sampler = plan(participation=PoissonParticipation(0.3), num_clients=4)
     rounds = 20_000
-    cohorts = [tuple(sampler.draw(ids, SystemRandomness())) for _ in range(rounds)]
+    cohorts = [tuple(sampler.draw(ids, SystemRandomness()).clients) for _ in range(rounds)]
     assert all(list(c) == sorted(c) for c in cohorts[:100])
     sizes = np.bincount([len(c) for c in cohorts], minlength=5)
     law = stats.binom(4, 0.3).pmf(range(5)) * rounds
@@ -58,12 +58,12 @@ def test_a_fixed_cohort_is_drawn_from_all_places() -> None:
     rounds = 20_000
     counts = dict.fromkeys(range(4), 0)
     for _ in range(rounds):
-        for client in sampler.draw(range(4), SystemRandomness()):
+        for client in sampler.draw(range(4), SystemRandomness()).clients:
             counts[client] += 1
     for joined in counts.values():
         assert abs(joined - 0.5 * rounds) < 5 * math.sqrt(0.25 * rounds)
-    assert len(sampler.draw(range(8), SystemRandomness())) == 4
-    assert plan(num_clients=3).draw([9, 2, 4], SystemRandomness()) == [2, 4, 9]
+    assert len(sampler.draw(range(8), SystemRandomness()).clients) == 4
+    assert plan(num_clients=3).draw([9, 2, 4], SystemRandomness()).clients == [2, 4, 9]
 
 
 # What a round is charged.

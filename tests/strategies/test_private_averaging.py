@@ -19,6 +19,7 @@ from blackthorn.client_app.private_update import noised_models
 from blackthorn.settings.config import make_config
 from blackthorn.strategies import (
     ClipNorm,
+    CohortPlan,
     DPFedAvg,
     DPNormFedAvg,
     FixedParticipation,
@@ -26,6 +27,7 @@ from blackthorn.strategies import (
     PoissonParticipation,
     PrivacyPlan,
     RageFilter,
+    RoundContext,
     RoundReport,
     ServerStep,
     spent,
@@ -118,9 +120,9 @@ class Chosen(DPFedAvg):
 
     cohort: Sequence[int] | None = None
 
-    def draw_cohort(self, clients: Sequence[int], server_round: int) -> list[int]:
-        drawn = super().draw_cohort(clients, server_round)
-        return drawn if self.cohort is None else list(self.cohort)
+    def draw_cohort(self, clients: Sequence[int], context: RoundContext) -> CohortPlan:
+        drawn = super().draw_cohort(clients, context)
+        return drawn if self.cohort is None else CohortPlan.of(self.cohort)
 
 
 def plan(**options: Any) -> PrivacyPlan:

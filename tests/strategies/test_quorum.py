@@ -28,7 +28,7 @@ from blackthorn.recording.run_counts import Counts, failures_in
 from blackthorn.settings.config import ConfigError, make_config
 from blackthorn.settings.derived import invited
 from blackthorn.strategies import GFedAvg, Rejection
-from blackthorn.strategies.frame import FederatedStrategy, Observer
+from blackthorn.strategies.base import FederatedStrategy, Observer
 from blackthorn.strategies.quorum import NotEnoughReplies
 from blackthorn.strategies.reports import RoundReport
 

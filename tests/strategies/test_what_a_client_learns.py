@@ -14,12 +14,14 @@ from blackthorn.settings.config import make_config, to_mapping
 from blackthorn.settings.derived import noise_shares
 from blackthorn.strategies import (
     ClipNorm,
+    CohortPlan,
     DPFedAvg,
     DPNormFedAvg,
     FixedParticipation,
     FullParticipation,
     PoissonParticipation,
     PrivacyPlan,
+    RoundContext,
     delivery,
     enrolment,
 )
@@ -63,9 +65,9 @@ def messages_of_a_run(
     strategy = system(plan, local_rate=0.25)
     draw = strategy.draw_cohort
 
-    def chosen(clients: Sequence[int], server_round: int) -> list[int]:
-        draw(clients, server_round)
-        return list(cohort)
+    def chosen(clients: Sequence[int], context: RoundContext) -> CohortPlan:
+        draw(clients, context)
+        return CohortPlan.of(cohort)
 
     train_config = ConfigRecord({"seed": 3})
     with pytest.MonkeyPatch.context() as patch:

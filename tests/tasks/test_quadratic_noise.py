@@ -19,6 +19,7 @@ from blackthorn.server_app.build import build_strategy
 from blackthorn.server_app.run import prepare
 from blackthorn.settings.config import ConfigError, RunConfig, make_config, to_mapping
 from blackthorn.simulation.engine import EngineGrid
+from blackthorn.strategies import RoundContext
 from blackthorn.strategies.enrolment import CannotTakePart, read_enrolment
 from blackthorn.strategies.reports import RoundReport
 from blackthorn.tasks.noise_laws import NoiseLaw
@@ -175,7 +176,7 @@ def test_a_node_draws_as_the_engine_does() -> None:
     grid = EngineGrid(config, problem)
     for client, node in enumerate(grid.get_node_ids()):
         instruction = ConfigRecord({"server-round": 4, "local-lr": 0.1, "client-id": client})
-        rule = build_strategy(config).local_rule(0.1).record()
+        rule = build_strategy(config).local_rule(RoundContext(1, 0.1, torch.zeros(1))).record()
         arrays = ArrayRecord(problem.state())
         content = RecordDict({"arrays": arrays, "config": instruction, "rule": rule})
         message = Message(content, node, "train")

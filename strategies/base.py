@@ -1,9 +1,10 @@
-"""The frame every published system runs on: one Flower Strategy, one flow for every round.
+"""What every published system stands on: one Flower Strategy, one flow for every round.
 
     participation -> broadcast -> local training -> screening -> bounding -> aggregation
     -> server step -> evaluation -> observers
 
-A system is a subclass that sets the aggregator or overrides `bound`, and nothing of the flow.
+A system is a subclass that sets the aggregator or overrides hooks (`rounds.py: RoundHooks`), and
+nothing of the flow.
 """
 
 import logging
@@ -11,7 +12,7 @@ import math
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypedDict, cast
 
 import torch
@@ -19,7 +20,6 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricReco
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from blackthorn.randomness import Stream, generator_of
 from blackthorn.wire import (
     ARRAYS,
     CLIENT_ID,
@@ -33,16 +33,14 @@ from blackthorn.wire import (
     UPDATE_NORM,
 )
 
-from .aggregation import Aggregate
 from .aggregators import Aggregator, weighted_mean
-from .bounding import row_norms
 from .delivery import Delivery, Enough, attribute_replies, exchange, exchange_until
-from .enrolment import Client, ClientRegistry
+from .enrolment import ClientRegistry
 from .federated_evaluation import average_metrics
 from .global_model import GlobalModel
 from .inbox import Screened, screen_inbox
 from .learning_rate import LocalRate
-from .local_rule import SGD, Attestation, LocalRule
+from .local_rule import Attestation
 from .output_iterate import IterateKeeper, OutputIterate
 from .participation import (
     FullParticipation,
@@ -51,8 +49,9 @@ from .participation import (
 )
 from .quorum import QuorumWatch
 from .reports import RoundReport
+from .rounds import RoundContext, RoundHooks, RunOver
 from .run_state import RunState
-from .screening import Contribution
+from .screening import WHO_ATTESTS, Contribution
 from .server_step import ServerStep
 
 logger = logging.getLogger("blackthorn")
@@ -61,7 +60,7 @@ Observer = Callable[[RoundReport], None]
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 
 
-class FrameOptions(TypedDict, total=False):
+class StrategyOptions(TypedDict, total=False):
     """Options that every strategy takes, with their defaults.
 
     aggregator: the rule (weighted_mean); a robust one such as RageFilter ignores the weights.
@@ -117,6 +116,7 @@ class _Broadcast:
     # On the monotonic clock, when the time for the replies began to run.
     since: float
     attested: Attestation | None = None
+    context: RoundContext | None = None
 
     def left(self, timeout: float) -> float:
         """What is left of `timeout` seconds."""
@@ -127,7 +127,7 @@ class _Broadcast:
         return attribute_replies(replies, self.messages, self.clients)
 
 
-class FederatedStrategy(Strategy):
+class FederatedStrategy(RoundHooks, Strategy):
     """Base of all systems: averages screened updates; no reply can raise out of a round."""
 
     def __init__(
@@ -150,8 +150,8 @@ class FederatedStrategy(Strategy):
         observers: Sequence[Observer] = (),
     ) -> None:
         _check_options(weighting, identity, evaluate_every)
-        self._aggregate = aggregator
-        self._participation = participation or FullParticipation()
+        super().__init__(aggregator, participation or FullParticipation(), seed)
+        self.quorum = max(1, min_replies)
         self._rate = local_rate if isinstance(local_rate, LocalRate) else LocalRate(local_rate)
         self._step = server_step or ServerStep()
         self._weighting = weighting
@@ -162,7 +162,6 @@ class FederatedStrategy(Strategy):
         self._enough_replies = enough_replies
         self._evaluate_every = evaluate_every
         self._output = output or OutputIterate()
-        self._seed = seed
         self._observers = list(observers)
         self._registry = ClientRegistry(identity, num_clients)
         self._local_lr = self._rate.initial
@@ -180,93 +179,8 @@ class FederatedStrategy(Strategy):
         self.between_rounds = False
         self._broadcast = _Broadcast(0, [], [], 0.0, 0.0)
         self._evaluation = _Broadcast(0, [], [], 0.0, 0.0)
-
-    def bound(
-        self,
-        updates: torch.Tensor,
-        model: torch.Tensor,  # noqa: ARG002 (w_t [d], for rules that need it)
-        local_lr: float,  # noqa: ARG002 (η_l, for thresholds in parameter units)
-    ) -> torch.Tensor:
-        """Updates [K, d] in gradient units with every client's influence bounded (new tensor)."""
-        return updates
-
-    def norm_bound(self, local_lr: float) -> float:  # noqa: ARG002 (as in `bound`)
-        """Largest norm, in gradient units, that an honest client's update has."""
-        return math.inf
-
-    def roundings(self) -> int:
-        """How often an honest client rounds its model after it has bounded its influence."""
-        return 1
-
-    def local_rule(self, local_lr: float) -> LocalRule:  # noqa: ARG002
-        """What every client does in a round at the rate η_l = `local_lr`, whoever else does."""
-        return LocalRule(SGD)
-
-    @property
-    def needs_attestation(self) -> bool:
-        """Whether a reply counts only if it attests the round's rule: the server can neither do
-        the clients' part of it in their place nor see that it was done."""
-        return False
-
-    def on_enrolment(self, clients: Sequence[Client]) -> None:
-        """Called with the enrolled clients before the first round."""
-
-    def client_config(self, client: int) -> Mapping[str, int | float]:  # noqa: ARG002
-        """What one client's round config holds beside everybody's."""
-        return {}
-
-    def weigh(self, contributions: Mapping[int, Contribution]) -> torch.Tensor:
-        """Weights [K], float64, sum 1. Declared counts cap what a client claims afterwards."""
-        if self._weighting == "uniform":
-            share = 1 / max(1, len(contributions))
-            return torch.full((len(contributions),), share, dtype=torch.float64)
-        counts = [
-            self._capped(client, contribution.num_examples)
-            for client, contribution in contributions.items()
-        ]
-        return torch.tensor(counts, dtype=torch.float64) / sum(counts)
-
-    def combine(
-        self, updates: torch.Tensor, weights: torch.Tensor, report: RoundReport
-    ) -> Aggregate:
-        """One vector [d] from the round's updates [K, d] in gradient units, still unbounded.
-
-        `report` names the round, its model w_t, who was invited and who answered. Raises
-        ValueError where the rule's guarantee does not hold: the round is skipped.
-        """
-        bounded = self.bound(updates, report.model, report.local_lr)
-        return self._aggregate(
-            bounded, weights, generator_of(Stream.RULE, self._seed, report.server_round)
-        )
-
-    def quorum(self) -> int:
-        """Accepted replies below which a round leaves the model as it was."""
-        return max(1, self._min_replies)
-
-    def draw_cohort(self, clients: Sequence[int], server_round: int) -> list[int]:
-        """The round's cohort out of the `clients` that ever enrolled, ascending."""
-        generator = generator_of(Stream.PARTICIPATION, self._seed, server_round)
-        return self._participation.sample(clients, generator)
-
-    def rounds_allowed(self, num_rounds: int, done: int = 0) -> int:  # noqa: ARG002
-        """How many of the rounds wanted a run may have that has had `done` of them."""
-        return num_rounds
-
-    def must_stop(self) -> bool:
-        """Whether the run ends here, before its last round."""
-        return False
-
-    def own_values(self) -> dict[str, Any]:
-        """What a subclass has to remember between rounds, in JSON's types."""
-        return {}
-
-    def restore_own(self, values: Mapping[str, Any]) -> None:
-        """Go on from `own_values`; called when the clients have enrolled."""
-
-    @property
-    def confidential(self) -> bool:
-        """Whether nothing of single clients or of the cohort may leave the server."""
-        return False
+        self._closed: _Broadcast | None = None
+        self._told_of_silence = False
 
     # A run.
 
@@ -318,7 +232,7 @@ class FederatedStrategy(Strategy):
             self._publish(report)
             self.between_rounds = True
             self._quorum_watch.check(report)
-            if self.must_stop():
+            if report.ends_run:
                 break
         result.arrays, self.output_round = self._iterates.arrays, self._iterates.server_round
         return result
@@ -375,7 +289,12 @@ class FederatedStrategy(Strategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Screen, bound, combine, step; the global model stays as it was in a skipped round."""
-        del server_round
+        self._require_model()
+        if self._broadcast is self._closed:
+            raise RuntimeError(
+                f"round {server_round} has been released, and is not released again with the same "
+                "cohort and noise: call configure_train for a new one"
+            )
         report = self._close_round(self._broadcast.sort(replies))
         self._local_lr = self._rate.after_round(self._local_lr, None)
         self._publish(report)
@@ -404,7 +323,7 @@ class FederatedStrategy(Strategy):
         self._model = GlobalModel.of(initial)
         self._local_lr, self._accuracy = self._rate.initial, None
         self._round = 0 if state is None else state.server_round
-        num_rounds = self.rounds_allowed(num_rounds, self._round)
+        num_rounds = self.rounds_allowed(num_rounds, self._round, self._model.current)
         self._iterates = IterateKeeper(self._output, num_rounds, self._seed)
         if state is not None:
             self._restore(state)
@@ -428,7 +347,7 @@ class FederatedStrategy(Strategy):
     def _least(self) -> int | None:
         """Clients without which the run does not go on. None where nothing of the cohort may be
         told: all others could leave, and see by its end whether the one is there."""
-        return None if self.confidential and self.quorum() == 0 else self._min_replies
+        return None if self.confidential and self.quorum == 0 else self._min_replies
 
     def _enrol_all(self, grid: Grid) -> None:
         self._registry.wait_for(grid, self._num_clients, self._least(), self._start_timeout)
@@ -446,21 +365,27 @@ class FederatedStrategy(Strategy):
         since = self._registry.wait_for_any(
             grid, least, patience, patience if least is None else self._start_timeout
         )
-        cohort = self.draw_cohort(self._registry.clients(), server_round)
+        model = self._require_model()
+        context = RoundContext(server_round, self._local_lr, model.current)
+        cohort = self.draw_cohort(self._registry.clients(), context)
+        context = replace(context, cohort=cohort)
         self.rounds_begun += 1
         shared = {**(config or {}), LOCAL_LR: self._local_lr, ROUNDS_BEGUN: self.rounds_begun}
-        content = _round_content(self._require_model().arrays(), shared, server_round)
-        rule = self.local_rule(self._local_lr)
+        content = _round_content(model.arrays(), shared, server_round)
+        rule = self.local_rule(context)
+        attested = Attestation(rule, server_round) if self.needs_attestation else None
+        context = replace(context, rule=rule, attested=attested)
         content[RULE] = rule.record()
         messages = [
-            self._message(client, content, self.client_config(client), MessageType.TRAIN, timeout)
-            for client in cohort
+            self._message(client, content, cohort.told.get(client, {}), MessageType.TRAIN, timeout)
+            for client in cohort.clients
         ]
         for message in messages:
             # When each was written, one after the other, would tell how many lie in between.
             message.metadata.created_at = messages[0].metadata.created_at
-        attested = Attestation(rule, server_round) if self.needs_attestation else None
-        self._broadcast = _Broadcast(server_round, cohort, messages, began, since, attested)
+        self._broadcast = _Broadcast(
+            server_round, cohort.clients, messages, began, since, attested, context
+        )
 
     def _send_evaluation(
         self,
@@ -521,6 +446,7 @@ class FederatedStrategy(Strategy):
 
     def _close_round(self, inbox: list[Delivery]) -> RoundReport:
         """Screening, bounding, aggregation and server step of the round that was broadcast."""
+        self._closed = self._broadcast
         model = self._require_model()
         replied = time.monotonic()
         surplus = [delivery.client for delivery in inbox if delivery.surplus]
@@ -539,9 +465,9 @@ class FederatedStrategy(Strategy):
             seconds={"training": replied - self._broadcast.began},
         )
         report.seconds["screening"] = time.monotonic() - replied
-        if len(contributions) < self.quorum():
+        if len(contributions) < self.quorum:
             report.below_quorum = True
-            report.skipped = f"{len(contributions)} replies, fewer than {self.quorum()}"
+            report.skipped = f"{len(contributions)} replies, fewer than {self.quorum}"
         else:
             self._update_model(model, screened, report)
         # The observers' own: what they do to it changes nothing.
@@ -558,6 +484,28 @@ class FederatedStrategy(Strategy):
         if report.skipped:
             told_of_round = (report.server_round, report.skipped)
             logger.log(level, "round %d left the model as it was: %s", *told_of_round)
+        if report.confidential and report.invited and not report.accepted:
+            self._tell_of_silence(report)
+
+    def _tell_of_silence(self, report: RoundReport) -> None:
+        """Once in a run that nobody counted in a round, without a name or a client's words."""
+        if self._told_of_silence:
+            return
+        self._told_of_silence = True
+        attested = self._broadcast.attested
+        needed = (
+            f", and none would that does not attest {attested.rule}: {WHO_ATTESTS}"
+            if attested
+            else ""
+        )
+        left = "stays as it was" if report.skipped else "moves by noise alone"
+        logger.warning(
+            "round %d: no reply counts%s. The model %s. This is said once; who was rejected and "
+            "why is logged at level DEBUG, for the operator alone",
+            report.server_round,
+            needed,
+            left,
+        )
 
     def _update_model(self, model: GlobalModel, screened: Screened, report: RoundReport) -> None:
         began = time.monotonic()
@@ -565,14 +513,20 @@ class FederatedStrategy(Strategy):
         report.updates = updates
         report.claimed_norms = _claimed(contributions, UPDATE_NORM)
         report.sample_epsilons = _claimed(contributions, SAMPLE_EPSILON)
-        report.norm_bound = self.norm_bound(self._local_lr)
-        report.over_bound = self._over_bound(updates, model.current, report.accepted)
+        context = self._broadcast.context
+        assert context is not None
+        context = replace(context, accepted=tuple(contributions))
+        bound = self.norm_bound(context)
+        report.norm_bound = bound.norm
+        over = bound.exceeded(updates, context.model, context.local_lr)
+        report.over_bound = [c for c, is_over in zip(contributions, over, strict=True) if is_over]
         try:
-            aggregate = self.combine(updates, self.weigh(contributions), report)
+            aggregate = self.combine(updates, self._weights(contributions, context), context)
             combined = time.monotonic()
             model.step(self._step, aggregate.vector, self._local_lr)
         except ValueError as error:
             report.skipped = f"the updates cannot be aggregated: {error}"
+            report.ends_run = isinstance(error, RunOver)
             report.seconds["aggregation"] = time.monotonic() - began
             return
         report.seconds["aggregation"] = combined - began
@@ -585,20 +539,14 @@ class FederatedStrategy(Strategy):
         kept = aggregate.survivors.tolist()
         report.filtered = [c for c, keep in zip(report.accepted, kept, strict=True) if not keep]
 
-    def _over_bound(
-        self, updates: torch.Tensor, model: torch.Tensor, clients: Sequence[int]
-    ) -> list[int]:
-        """Clients whose update is longer than an honest one's, beyond rounding."""
-        bound = self.norm_bound(self._local_lr)
-        if bound == math.inf:
-            return []
-        norms = row_norms(updates)
-        # w_i = w_t - η_l u_i was rounded to the model's precision on its way here: where the steps
-        # are small, every time in the same direction.
-        length = float(row_norms(model[None])) / self._local_lr + bound
-        rounding = self.roundings() * torch.finfo(model.dtype).eps * length
-        limit = bound * (1 + 1e-5) + rounding
-        return [c for c, norm in zip(clients, norms.tolist(), strict=True) if norm > limit]
+    def _weights(
+        self, contributions: Mapping[int, Contribution], context: RoundContext
+    ) -> torch.Tensor:
+        """Weights [K] of the updates. Declared counts cap what a client claims afterwards."""
+        if self._weighting == "uniform":
+            return context.cohort.weights(contributions)
+        examples = {c: self._capped(c, one.num_examples) for c, one in contributions.items()}
+        return context.cohort.weights(contributions, examples)
 
     def _capped(self, client: int, claimed: int | None) -> int:
         declared = self._registry[client].num_examples
