@@ -38,6 +38,7 @@ from blackthorn.strategies.aggregators import (
     OwnRule,
     RageFilter,
     RobustRule,
+    adaptive_clipping,
     nearest_neighbours,
     weighted_mean,
 )
@@ -204,7 +205,10 @@ def _rule_options(config: RunConfig, rule: str) -> dict[str, Any]:
 def _mixing(config: RunConfig) -> Mixing | None:
     if config.pre_aggregator == "bucketing":
         return Buckets(config.bucket_size)
-    return nearest_neighbours if config.pre_aggregator == "nearest-neighbour-mixing" else None
+    return {
+        "nearest-neighbour-mixing": nearest_neighbours,
+        "adaptive-clipping": adaptive_clipping,
+    }.get(config.pre_aggregator)
 
 
 def _corruption(config: RunConfig) -> CorruptionBound:

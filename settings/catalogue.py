@@ -4,8 +4,9 @@ Everybody else asks for these facts, never for a name.
 """
 
 import importlib
+import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 Units = Literal["gradient", "parameter"]
@@ -113,27 +114,45 @@ def load(where: str) -> Any:
 class Guarantee:
     """What a rule needs: fewer than `share` of the clients corrupt, and of K rows at most most(K).
 
-    `words` is the share as it is written in messages.
+    `words` is the share as it is written in messages; `mean_at_0`: with nobody assumed corrupt the
+    rule is the plain mean.
     """
 
     words: str
     share: float
     most: Callable[[int], int]
+    mean_at_0: bool = False
 
 
-THIRD = Guarantee("a third", 1 / 3, lambda rows: (rows - 1) // 3)
+THIRD = Guarantee("a third", 1 / 3, lambda rows: (rows - 1) // 3, mean_at_0=True)
 HALF = Guarantee("half", 1 / 2, lambda rows: (rows - 1) // 2)
+_TRIMMING = replace(HALF, mean_at_0=True)
 _KRUM = Guarantee("half", 1 / 2, lambda rows: (rows - 3) // 2)
 _BULYAN = Guarantee("a quarter", 1 / 4, lambda rows: (rows - 3) // 4)
+# Subsets of clients that smea goes through: some seconds' work.
+MOST_SUBSETS = 20_000
+
+
+def _few_subsets(rows: int) -> int:
+    allowed = range(HALF.most(rows) + 1)
+    return max((b for b in allowed if math.comb(rows, b) <= MOST_SUBSETS), default=-1)
+
+
+_SUBSETS = Guarantee(f"half, and at most {MOST_SUBSETS} subsets without them,", 1 / 2, _few_subsets)
 
 GUARANTEES = {
     "rage": THIRD,
     "median": HALF,
-    "trimmed-mean": HALF,
+    "trimmed-mean": _TRIMMING,
     "krum": _KRUM,
     "multi-krum": _KRUM,
     "bulyan": _BULYAN,
     "geometric-median": HALF,
     "centered-clipping": HALF,
+    "caf": _TRIMMING,
+    "mda": _TRIMMING,
+    "mean-around-median": _TRIMMING,
+    "monna": _TRIMMING,
+    "smea": _SUBSETS,
 }
 AGGREGATORS = ("auto", "mean", *GUARANTEES)

@@ -63,7 +63,9 @@ def unprotected(config: Keys, cohort: int) -> str:
     """Why a rule that was asked for does not protect, in one line; empty where it does."""
     rule = rule_of(config)
     chosen = config.num_corrupt == 0
-    if rule not in ("rage", "trimmed-mean") or chosen or assumed_corrupt(config, cohort) > 0:
+    guarantee = GUARANTEES.get(rule)
+    protects = guarantee is None or not guarantee.mean_at_0
+    if protects or chosen or assumed_corrupt(config, cohort) > 0:
         return ""
     return (
         f"aggregator = {rule} with corrupt-fraction = {config.corrupt_fraction} assumes none of "
@@ -96,7 +98,7 @@ def _rows(config: Keys, cohort: int) -> int:
 
 def _most(config: Keys, rule: str, rows: int) -> int:
     most = _guarantee(config, rule).most(rows)
-    if config.pre_aggregator == "nearest-neighbour-mixing":
+    if config.pre_aggregator in ("nearest-neighbour-mixing", "adaptive-clipping"):
         return min(most, HALF.most(rows))
     return most
 

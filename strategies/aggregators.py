@@ -54,6 +54,15 @@ def nearest_neighbours(
     return aggregation.nearest_neighbour_matrix(updates, num_corrupt)
 
 
+def adaptive_clipping(
+    updates: torch.Tensor,
+    num_corrupt: int,
+    generator: np.random.Generator,  # noqa: ARG001 (nothing is drawn)
+) -> torch.Tensor:
+    """Adaptive robust clipping, ARC (Allouah et al., ICLR 2025)."""
+    return aggregation.adaptive_clipping_matrix(updates, num_corrupt)
+
+
 @dataclass(frozen=True)
 class Buckets:
     """Bucketing (Karimireddy, He, Jaggi, ICLR 2022, Algorithm 1), drawn afresh each round.

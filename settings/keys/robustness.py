@@ -4,6 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from blackthorn.settings.catalogue import GUARANTEES
 from blackthorn.settings.declaration import KeyGroup
 
 
@@ -12,13 +13,13 @@ class Rule(KeyGroup):
 
     aggregator: str = Field(
         "auto",
-        description="Aggregation rule: auto (the algorithm's own), mean, rage, median, "
-        "trimmed-mean, krum, multi-krum, bulyan, geometric-median, centered-clipping, or your own "
-        "as FILE.py:FUNCTION (see docs/extend.md). Any but auto replaces that of algorithm rage.",
+        description=f"Aggregation rule: auto (the algorithm's own), mean, {', '.join(GUARANTEES)}, "
+        "or your own as FILE.py:FUNCTION (see docs/extend.md). Any but auto replaces that of "
+        "algorithm rage.",
     )
-    pre_aggregator: Literal["none", "nearest-neighbour-mixing", "bucketing"] = Field(
-        "none", description="Mixes the updates before the rule sees them."
-    )
+    pre_aggregator: Literal[
+        "none", "nearest-neighbour-mixing", "bucketing", "adaptive-clipping"
+    ] = Field("none", description="Mixes or clips the updates before the rule sees them.")
     bucket_size: int = Field(2, ge=1, description="bucketing: updates averaged in a bucket.")
     krum_selected: int = Field(
         0, ge=0, description="multi-krum: updates averaged; 0: clients - corrupt ones - 2."

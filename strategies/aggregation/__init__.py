@@ -5,12 +5,17 @@ from typing import Any
 
 from .aggregate import Aggregate
 from .bulyan import bulyan
+from .caf import caf
 from .centered_clipping import centered_clipping
 from .coordinate_median import coordinate_median
 from .geometric_median import geometric_median
 from .krum import krum, multi_krum
 from .mean import mean
+from .mean_around_median import mean_around_median
+from .nearest_to_pivot import monna
 from .pre_aggregation import (
+    adaptive_clipping,
+    adaptive_clipping_matrix,
     bucket_matrix,
     bucketing,
     mix,
@@ -19,26 +24,34 @@ from .pre_aggregation import (
     trace_back,
 )
 from .rage import rage
+from .tightest_subset import mda, smea
 from .trimmed_mean import trimmed_mean
 
 __all__ = [
     "RULES",
     "Aggregate",
     "Rule",
+    "adaptive_clipping",
+    "adaptive_clipping_matrix",
     "bucket_matrix",
     "bucketing",
     "bulyan",
+    "caf",
     "centered_clipping",
     "coordinate_median",
     "geometric_median",
     "get",
     "krum",
+    "mda",
     "mean",
+    "mean_around_median",
     "mix",
+    "monna",
     "multi_krum",
     "nearest_neighbour_matrix",
     "nearest_neighbour_mixing",
     "rage",
+    "smea",
     "trace_back",
     "trimmed_mean",
 ]
@@ -55,13 +68,18 @@ def _mean_rule(updates: Any, num_corrupt: int = 0, *, weights: Any = None) -> Ag
 
 RULES: dict[str, Rule] = {
     "bulyan": bulyan,
+    "caf": caf,
     "centered-clipping": centered_clipping,
     "coordinate-median": coordinate_median,
     "geometric-median": geometric_median,
     "krum": krum,
+    "mda": mda,
     "mean": _mean_rule,
+    "mean-around-median": mean_around_median,
+    "monna": monna,
     "multi-krum": multi_krum,
     "rage": rage,
+    "smea": smea,
     "trimmed-mean": trimmed_mean,
 }
 

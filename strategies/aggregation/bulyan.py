@@ -4,12 +4,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from .aggregate import Aggregate, as_matrix, check_num_corrupt
-from .blocks import over_sorted_columns
 from .gram import gram_matrix, squared_distances
 from .krum import krum_scores
+from .mean_around_median import nearest_to_median
 
 
 def bulyan(updates: Any, num_corrupt: int) -> Aggregate:
@@ -36,7 +35,7 @@ def bulyan(updates: Any, num_corrupt: int) -> Aggregate:
     chosen = _choose(squared_distances(gram_matrix(values)), num_corrupt)
     survivors = torch.zeros(num_rows, dtype=torch.bool)
     survivors[chosen] = True
-    vector = _mean_around_median(values, chosen, len(chosen) - 2 * num_corrupt)
+    vector = nearest_to_median(values, np.array(chosen), len(chosen) - 2 * num_corrupt)
     weights = survivors.to(torch.float64) / len(chosen)
     return Aggregate(vector, weights, survivors, len(chosen))
 
@@ -51,19 +50,3 @@ def _choose(distances: np.ndarray, num_corrupt: int) -> list[int]:
         chosen.append(int(remaining[best]))
         remaining = np.delete(remaining, best)
     return chosen
-
-
-def _mean_around_median(values: Tensor, rows: list[int], num_kept: int) -> Tensor:
-    num_rows = len(rows)
-    window = np.arange(num_kept)[:, None]
-
-    def mean_of_nearest(columns: np.ndarray) -> np.ndarray:
-        ordered = columns.astype(np.float64)
-        median = ordered[[(num_rows - 1) // 2, num_rows // 2]].mean(axis=0)
-        # The nearest values are neighbours in the sorted column. Shifting the window up by one
-        # swaps its lowest value for the next higher: it pays while that one is nearer.
-        above, below = ordered[num_kept:] - median, median - ordered[: num_rows - num_kept]
-        start = np.count_nonzero(above < below, axis=0)
-        return np.take_along_axis(ordered, start + window, axis=0).mean(axis=0)
-
-    return over_sorted_columns(values, mean_of_nearest, np.array(rows))

@@ -1,8 +1,8 @@
-"""Mixing updates before a robust rule sees them, so that honest ones look more alike.
+"""Changing updates before a robust rule sees them: honest ones look more alike, none is very long.
 
-Both are linear: new row n is Σ_i M_ni u_i with M a matrix [n, K] whose rows sum to 1. They
-compose with every rule, `rule(nearest_neighbour_mixing(updates, b), b)`; `trace_back` says what
-the original rows counted for in the result.
+All are linear: new row n is Σ_i M_ni u_i with M a matrix [n, K]. They compose with every rule,
+`rule(nearest_neighbour_mixing(updates, b), b)`; `trace_back` says what the original rows counted
+for in the result.
 """
 
 import dataclasses
@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..bounding import row_norms
 from .aggregate import Aggregate, as_updates, check_minority
 from .blocks import column_blocks
 from .gram import gram_matrix, squared_distances
@@ -54,6 +55,36 @@ def bucketing(updates: Any, bucket_size: int, generator: np.random.Generator) ->
     """
     values = as_updates(updates)
     return mix(values, bucket_matrix(len(values), bucket_size, generator))
+
+
+def adaptive_clipping(updates: Any, num_corrupt: int) -> Tensor:
+    """Clips the k = ⌊2 (b/K) (K − b)⌋ longest rows to the length of the next one, ARC.
+
+    Allouah et al., ICLR 2025, "Adaptive Gradient Clipping for Robust Federated Learning".
+
+    Args:
+        updates: float [K, d].
+        num_corrupt: b, the assumed number of corrupt rows, also for the rule that follows.
+
+    Returns:
+        [K, d] in the dtype of the updates.
+
+    Raises:
+        ValueError: for K = 0, unusable updates, or 2b >= K.
+    """
+    return mix(updates, adaptive_clipping_matrix(updates, num_corrupt))
+
+
+def adaptive_clipping_matrix(updates: Any, num_corrupt: int) -> Tensor:
+    """The diagonal matrix [K, K] of `adaptive_clipping`, float64."""
+    values = as_updates(updates)
+    num_rows = len(values)
+    check_minority("adaptive clipping", num_corrupt, num_rows)
+    norms = row_norms(values)
+    # In integers: 2 b (K − b)/K in binary can come out just below a whole number.
+    clipped = 2 * num_corrupt * (num_rows - num_corrupt) // num_rows
+    length = torch.sort(norms).values[num_rows - clipped - 1]
+    return torch.diag(torch.where(norms > length, length / norms, 1.0))
 
 
 def nearest_neighbour_matrix(updates: Any, num_corrupt: int) -> Tensor:

@@ -97,7 +97,7 @@ def _filter(values: Tensor, enough: int, variance_bound: float) -> tuple[np.ndar
         return weights, iterations
     norms, gram = _norms_and_gram(values)
     while num_rows - len(alive) < enough:
-        scores, variance = _outlier_scores(gram, weights[alive])
+        scores, variance = outlier_scores(gram, weights[alive])
         if variance <= variance_bound or scores.max() == 0:
             break
         lower = (1 - scores / scores.max()) * weights[alive]
@@ -122,7 +122,7 @@ def _norms_and_gram(values: Tensor) -> tuple[np.ndarray, np.ndarray]:
     return row_norms(values).numpy(), centred_gram_matrix(values)
 
 
-def _outlier_scores(gram: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, float]:
+def outlier_scores(gram: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, float]:
     """τ_i of the rows and λ_max(Σ), from their Gram matrix about any centre.
 
     With D = diag(w̄) and G_c the Gram matrix about μ, the K×K matrix A = D^{1/2} G_c D^{1/2} has

@@ -33,12 +33,17 @@ HUGE = 1e25
 FloatType = type[np.float32] | type[np.float64]
 ROBUST = [
     "bulyan",
+    "caf",
     "centered-clipping",
     "coordinate-median",
     "geometric-median",
     "krum",
+    "mda",
+    "mean-around-median",
+    "monna",
     "multi-krum",
     "rage",
+    "smea",
     "trimmed-mean",
 ]
 
@@ -577,15 +582,20 @@ def test_trace_back_tells_clients_from_mixed_rows() -> None:
     [
         ("bulyan", 11, 2),
         ("bulyan", 14, 2),
+        ("caf", 9, 4),
         ("centered-clipping", 10, 4),
         ("coordinate-median", 9, 4),
         ("coordinate-median", 10, 4),
         ("geometric-median", 9, 4),
         ("krum", 9, 3),
         ("krum", 10, 3),
+        ("mda", 10, 4),
+        ("mean-around-median", 9, 4),
+        ("monna", 10, 4),
         ("multi-krum", 9, 3),
         ("rage", 9, 2),
         ("rage", 10, 3),
+        ("smea", 9, 4),
         ("trimmed-mean", 9, 4),
         ("trimmed-mean", 10, 4),
     ],
@@ -659,6 +669,6 @@ def test_get_by_name() -> None:
     assert torch.equal(get("mean")(rows, 2).vector, mean(rows).vector)
     weighted = get("mean")(rows, weights=[1, 0, 0, 0, 0])
     np.testing.assert_allclose(weighted.vector.numpy(), rows[0])
-    names = "bulyan, centered-clipping, coordinate-median, geometric-median, krum, mean, "
+    names = "bulyan, caf, centered-clipping, coordinate-median, geometric-median, krum, mda, "
     with pytest.raises(ValueError, match=f"must be one of {names}.*got 'medain'"):
         get("medain")
