@@ -33,18 +33,19 @@ from blackthorn.tasks.problem import Problem
 def report_posterior(run: Path, config: RunConfig, problem: Problem) -> dict[str, Any]:
     """Diagnostics, plots and figures of a run's samples; the result is for summary.json.
 
-    Writes posterior/diagnostics.json and plots/{trace,autocorrelation,reliability}.png.
+    Writes posterior/diagnostics.json and, unless `report` is false,
+    plots/{trace,autocorrelation,reliability}.png.
     `w2` where the posterior is known, `posterior` and `point` where there is a test set.
     """
     rounds = sample_rounds(run)
     found: dict[str, Any] = {"samples": len(rounds)}
     if not rounds:
         return found
-    found.update(_mixing(run, problem))
+    found.update(_mixing(run, config, problem))
     if isinstance(problem.task, BayesLinear) and len(rounds) > 1:
         found["w2"] = distance_to_posterior(run, config, problem, problem.task)
     if isinstance(problem.task, LabelledTask) and problem.task.test is not None:
-        found.update(_calibration(run, problem, problem.task))
+        found.update(_calibration(run, config, problem, problem.task))
     return found
 
 
@@ -70,13 +71,13 @@ def distance_to_posterior(
     return gaussian_distance(samples.mean(dim=0), covariance, exact.mean, exact.covariance)
 
 
-def _mixing(run: Path, problem: Problem) -> dict[str, Any]:
+def _mixing(run: Path, config: RunConfig, problem: Problem) -> dict[str, Any]:
     traces = collect_traces([run], problem)
     diagnoses = diagnose(traces)
     rows = [{k: _number(v) for k, v in asdict(d).items()} for d in diagnoses]
     text = json.dumps(rows, indent=2) + "\n"
     replace_file(run / FOLDER / "diagnostics.json", text.encode())
-    if traces.values.shape[1] > 1:
+    if config.report and traces.values.shape[1] > 1:
         plot_traces(traces, run / "plots" / "trace.png")
         plot_autocorrelation(traces, run / "plots" / "autocorrelation.png")
     return worst(diagnoses)
@@ -89,14 +90,17 @@ def worst(diagnoses: list[Diagnosis]) -> dict[str, float | None]:
     return {"ess_min": min(ess, default=None), "rhat_max": max(rhat, default=None)}
 
 
-def _calibration(run: Path, problem: Problem, task: LabelledTask) -> dict[str, Any]:
+def _calibration(
+    run: Path, config: RunConfig, problem: Problem, task: LabelledTask
+) -> dict[str, Any]:
     assert task.test is not None
     predictions = predict_with(run, problem, task.test.x)
     y = task.test.y.numpy()
     posterior, point = (calibration(p, y) for p in (predictions.probabilities, predictions.point))
-    plot_reliability(
-        {"posterior": posterior, "point estimate": point}, run / "plots" / "reliability.png"
-    )
+    if config.report:
+        plot_reliability(
+            {"posterior": posterior, "point estimate": point}, run / "plots" / "reliability.png"
+        )
     information = float(np.mean(predictions.mutual_information))
     return {
         "posterior": {**posterior.figures(), "mutual_information": information},
