@@ -10,7 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
+from blackthorn.launch.commands import simulate as launched
+from blackthorn.launch.commands.recipes import recipe_config
 from blackthorn.recording.line_log import LineLog
 from blackthorn.recording.run_folder import read_metrics, read_summary
 from blackthorn.strategies.durable_file import replace_file
@@ -26,6 +29,13 @@ SMALL = {
 def no_file_above(size: int) -> Callable[[], None]:
     """For a new process: the kernel lets no file grow beyond so many bytes."""
     return lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+
+
+def goes_on(repository: Path, folder: Path, **settings: str) -> None:
+    """The same run in this process and without a limit, which completes."""
+    given = [f"{key}={value}" for key, value in {**SMALL, **settings}.items()]
+    config = recipe_config(repository / "recipes" / "demo.toml", given, {"output-dir": str(folder)})
+    assert launched.simulate(config, Console(quiet=True))["status"] == "completed"
 
 
 def simulate(
@@ -63,8 +73,7 @@ def test_a_state_that_cannot_be_written_fails_the_run_in_one_line(
     # The summary is released: it names the file by its place in the run folder.
     reason = failed.removeprefix("failed: ").replace(f"{folder}/", "")
     assert (summary["status"], summary["reason"]) == ("failed", reason)
-    again = simulate(repository, "--set", f"resume={folder}", "--set", "report=true")
-    assert again.returncode == 0, again.stderr
+    goes_on(repository, folder, resume=str(folder), report="true")
     assert [entry["round"] for entry in read_metrics(folder)] == [0, 1, 2, 3]
 
 
@@ -76,8 +85,7 @@ def test_a_run_that_cannot_begin_leaves_its_folder_to_the_next(
     assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
     assert done.stderr == f"failed: File too large: {folder}/config.toml\n"
     assert parts(tmp_path) == []
-    again = simulate(repository, "--output-dir", str(folder))
-    assert again.returncode == 0, again.stderr
+    goes_on(repository, folder)
 
 
 def test_a_line_that_cannot_be_written_is_tried_once(tmp_path: Path) -> None:
@@ -108,19 +116,14 @@ def test_a_line_that_cannot_be_written_is_tried_once(tmp_path: Path) -> None:
 def test_the_old_file_stays_where_the_new_one_cannot_be_written(tmp_path: Path) -> None:
     path = tmp_path / "summary.json"
     replace_file(path, b"old")
-    program = (
-        "import pathlib, sys; from blackthorn.strategies.durable_file import replace_file\n"
-        "try: replace_file(pathlib.Path(sys.argv[1]), bytes(5000))\n"
-        "except OSError as error: print(error.filename)\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(path)],
-        preexec_fn=no_file_above(1000),
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.stdout == f"{path}\n", done.stderr
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    try:
+        with pytest.raises(OSError, match="File too large") as caught:
+            replace_file(path, bytes(5000))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert caught.value.filename == str(path)
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
 
