@@ -14,6 +14,7 @@ import torch
 from flwr.app import Error, Message, RecordDict
 from flwr.serverapp import Grid
 
+from blackthorn.flower_port.synchronous import SynchronousGrid
 from blackthorn.randomness import Stream, generator_of
 from blackthorn.wire import ARRAYS, CLIENT_ID, LOCAL_LR, POISON, SERVER_ROUND
 
@@ -61,7 +62,7 @@ class _Answer:
     reply: Message
 
 
-class AttackingGrid(Grid):
+class AttackingGrid(SynchronousGrid):
     """A grid whose corrupt clients answer train messages with an attack.
 
     `corrupt_clients` maps a round to the ids of its corrupt clients; those of them that are in
@@ -75,11 +76,10 @@ class AttackingGrid(Grid):
     A client that an attack silences ("slow", "exit") is missing among the replies, one that
     raises answers with Flower's error; nothing really sleeps or ends. Everything else is the
     inner grid's.
-    """
 
-    # Colluders need the whole round: the strategies must ask for it in one call, also where the
-    # inner grid (Flower's own simulation) lets them pull one reply at a time.
-    synchronous = True
+    Colluders need the whole round: a strategy asks for it in one call, also where the inner grid
+    (Flower's own simulation) lets it pull one reply at a time.
+    """
 
     def __init__(
         self,
@@ -92,6 +92,7 @@ class AttackingGrid(Grid):
         local_lr_key: str = LOCAL_LR,
         expected_cohort: int = 1,
     ) -> None:
+        super().__init__()
         self._grid = grid
         self._attack = get(attack_name)
         self._corrupt_clients = corrupt_clients

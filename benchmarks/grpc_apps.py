@@ -13,9 +13,9 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 
+from blackthorn.flower_port.transports import Polling
 from blackthorn.server_app.run import execute, prepare
 from blackthorn.settings.config import make_config
-from blackthorn.strategies.delivery import poll_interval
 from blackthorn.strategies.reports import RoundReport
 
 SECONDS = "seconds.json"
@@ -67,7 +67,7 @@ def run_fedavg_quick(grid: Grid, context: Context) -> None:
     """Flower's FedAvg, on a grid that looks for replies as often as our strategy does."""
     from flwr.superlink.grid import grpc_grid
 
-    interval = poll_interval(1)
+    interval = Polling().interval(1)
     quick = SimpleNamespace(time=time.time, sleep=lambda s: time.sleep(min(s, interval)))
     vars(grpc_grid)["time"] = quick
     _average(grid, context)

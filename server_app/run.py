@@ -15,6 +15,7 @@ from flwr.serverapp import Grid
 from blackthorn.attacks import AttackingGrid, fixed_corrupt, redrawn_corrupt
 from blackthorn.attacks.registry import OwnAttackFailed
 from blackthorn.flower_port.grids import is_flower_simulation
+from blackthorn.flower_port.synchronous import SynchronousGrid
 from blackthorn.recording.failure_reason import RunFailed, reason_of
 from blackthorn.recording.folder_place import OPERATOR, choose_folder, create_folder
 from blackthorn.recording.posterior_store import PosteriorRecorder
@@ -257,7 +258,7 @@ def with_simulated_attack(config: RunConfig, grid: Grid) -> Grid:
 
     There the Byzantine nodes are programs of their own, and the server knows nothing of them.
     """
-    simulated = getattr(grid, "synchronous", False) or is_flower_simulation(grid)
+    simulated = isinstance(grid, SynchronousGrid) or is_flower_simulation(grid)
     if not simulated or not config.num_byzantine:
         return grid
     if config.attack == "label-flip" and is_flower_simulation(grid):

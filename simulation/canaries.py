@@ -5,8 +5,7 @@ from itertools import islice
 
 import numpy as np
 import torch
-from flwr.app import Error, Message, MessageType, RecordDict
-from flwr.serverapp import Grid
+from flwr.app import Error, Message, MessageType
 
 from blackthorn.client_app.messages import (
     enrolment_reply,
@@ -16,7 +15,7 @@ from blackthorn.client_app.messages import (
     trained_arrays,
 )
 from blackthorn.client_app.private_update import noised_models
-from blackthorn.flower_port.grids import Run
+from blackthorn.flower_port.synchronous import SynchronousGrid
 from blackthorn.simulation.engine import EngineGrid
 
 # What a canary says it has: where counts set the weights, it takes all the weight it can.
@@ -25,7 +24,7 @@ _FIRST_NODE = 10**6
 _CLIENT_APP_RAISED = 2  # Flower's code for a ClientApp that raised an exception
 
 
-class CanaryGrid(Grid):
+class CanaryGrid(SynchronousGrid):
     """The clients of `inner`, and one canary a row of `directions` [k, d] (unit vectors).
 
     A canary is an honest client of the mechanism, noise at the clients included, whose update is
@@ -33,8 +32,6 @@ class CanaryGrid(Grid):
     canaries' ids follow theirs, and `inner`'s configuration counts both. `alone`: all clients but
     the canaries fail in every round.
     """
-
-    synchronous = True
 
     def __init__(
         self,
@@ -44,46 +41,17 @@ class CanaryGrid(Grid):
         bound: Callable[[float], float],
         alone: bool = False,
     ) -> None:
+        super().__init__()
         self._inner = inner
         self._honest = honest
         self._directions = directions
         self._bound = bound
         self._alone = alone
 
-    def set_run(self, run: Run) -> None:
-        """Set the run this grid works for."""
-        self._inner.set_run(run)
-
-    @property
-    def run(self) -> Run:
-        """The run this grid works for."""
-        return self._inner.run
-
-    def create_message(
-        self,
-        content: RecordDict,
-        message_type: str,
-        dst_node_id: int,
-        group_id: str,
-        ttl: float | None = None,
-    ) -> Message:
-        """As the inner grid's."""
-        return self._inner.create_message(content, message_type, dst_node_id, group_id, ttl)
-
     def get_node_ids(self) -> Iterable[int]:
         """The inner nodes and the canaries."""
         canaries = range(_FIRST_NODE, _FIRST_NODE + len(self._directions))
         return [*islice(self._inner.get_node_ids(), self._honest), *canaries]
-
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Always a RuntimeError: canaries answer with their whole round, in send_and_receive."""
-        del messages
-        raise RuntimeError("a grid of canaries is asked by send_and_receive only")
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Always a RuntimeError: canaries answer with their whole round, in send_and_receive."""
-        del message_ids
-        raise RuntimeError("a grid of canaries is asked by send_and_receive only")
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None

@@ -6,11 +6,9 @@ transport and the process per client are gone.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from uuid import uuid4
 
 import torch
-from flwr.app import Error, Message, MessageType, RecordDict
-from flwr.serverapp import Grid
+from flwr.app import Error, Message, MessageType
 from torch import Tensor
 
 from blackthorn.client_app.bounding import unclipped_norms
@@ -28,7 +26,7 @@ from blackthorn.client_app.messages import (
 )
 from blackthorn.client_app.private_update import noised_models
 from blackthorn.client_app.training import ClientGenerators, train_clients, training_device
-from blackthorn.flower_port.grids import Run
+from blackthorn.flower_port.synchronous import SynchronousGrid
 from blackthorn.settings.config import RunConfig
 from blackthorn.simulation.memory import keep_freed_memory, set_imports_aside
 from blackthorn.strategies.array_codec import HeldArray
@@ -41,16 +39,13 @@ _FIRST_NODE = 1000
 _CLIENT_APP_RAISED = 2  # Flower's code for a ClientApp that raised an exception
 
 
-class EngineGrid(Grid):
+class EngineGrid(SynchronousGrid):
     """Grid of `config.num_clients` simulated clients of `problem`.
 
-    `synchronous` tells the strategies that a reply is there as soon as it is asked for.
     `shards`: what they hold, by default as the task deals it. Raises ValueError for a task whose
     examples are on the nodes (own-data) without shards, and for a device that this machine does not
     have.
     """
-
-    synchronous = True
 
     def __init__(
         self, config: RunConfig, problem: Problem, shards: Sequence[Shard] | None = None
@@ -60,51 +55,17 @@ class EngineGrid(Grid):
                 f"task = {config.task} is not allowed in a simulation: the examples are on the "
                 "nodes; use blackthorn cluster"
             )
+        super().__init__()
         keep_freed_memory()
         set_imports_aside()
         self.config = config
         self.problem = problem
         self.training_model = problem.model.on(training_device(config.device)).compiled()
         self._shards = problem.shards() if shards is None else list(shards)
-        self._run = Run.create_empty(1)
-        self._replies: dict[str, Message] = {}
-
-    def set_run(self, run: Run) -> None:
-        """Set the run this grid works for."""
-        self._run = run
-
-    @property
-    def run(self) -> Run:
-        """The run this grid works for."""
-        return self._run
-
-    def create_message(
-        self,
-        content: RecordDict,
-        message_type: str,
-        dst_node_id: int,
-        group_id: str,
-        ttl: float | None = None,
-    ) -> Message:
-        """A message to one node (Flower's older form of `Message(...)`)."""
-        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
     def get_node_ids(self) -> Iterable[int]:
         """All simulated nodes: they never go away."""
         return range(_FIRST_NODE, _FIRST_NODE + self.config.num_clients)
-
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Answer the messages at once and keep the replies until they are pulled."""
-        sent = list(messages)
-        ids = [str(uuid4()) for _ in sent]
-        by_node = {reply.metadata.src_node_id: reply for reply in self._answer(sent)}
-        for message_id, message in zip(ids, sent, strict=True):
-            self._replies[message_id] = by_node[message.metadata.dst_node_id]
-        return ids
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """The replies to `message_ids`, each once."""
-        return [self._replies.pop(i) for i in message_ids if i in self._replies]
 
     def send_and_receive(
         self,

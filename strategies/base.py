@@ -20,6 +20,8 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricReco
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
+from blackthorn.flower_port.synchronous import attribute_replies
+from blackthorn.flower_port.transports import Delivery, Enough, Transport, transport_of
 from blackthorn.wire import (
     ARRAYS,
     CLIENT_ID,
@@ -34,7 +36,6 @@ from blackthorn.wire import (
 )
 
 from .aggregators import Aggregator, weighted_mean
-from .delivery import Delivery, Enough, attribute_replies, exchange, exchange_until
 from .enrolment import ClientRegistry
 from .federated_evaluation import average_metrics
 from .global_model import GlobalModel
@@ -186,7 +187,7 @@ class FederatedStrategy(RoundHooks, Strategy):
 
     def start(
         self,
-        grid: Grid,
+        grid: Grid | Transport,
         initial_arrays: ArrayRecord,
         num_rounds: int = 3,
         timeout: float = 3600,
@@ -208,25 +209,26 @@ class FederatedStrategy(RoundHooks, Strategy):
         """
         self.summary()
         result = Result()
-        num_rounds = self._begin(grid, initial_arrays, num_rounds, from_state)
+        transport = transport_of(grid)
+        num_rounds = self._begin(transport, initial_arrays, num_rounds, from_state)
         if from_state is None:
             metrics = self._evaluate_initial(result, initial_arrays, evaluate_fn)
             self._iterates.see(0, initial_arrays, metrics)
         self.between_rounds = True
         for server_round in range(self._round + 1, num_rounds + 1):
-            self._send_round(server_round, train_config, grid, timeout)
-            inbox = self._collect(grid, timeout)
+            self._send_round(server_round, train_config, transport, timeout)
+            inbox = self._collect(transport, timeout)
             self.between_rounds = False
             report = self._close_round(inbox)
             result.train_metrics_clientapp[server_round] = report.metric_record()
             if server_round % self._evaluate_every == 0 or server_round == num_rounds:
-                self._evaluate(report, result, grid, timeout, evaluate_config, evaluate_fn)
+                self._evaluate(report, result, transport, timeout, evaluate_config, evaluate_fn)
             self._local_lr = self._rate.after_round(
                 self._local_lr, self._note_accuracy(report.metrics)
             )
             self._iterates.see(server_round, self._require_model().arrays(), report.metrics)
             self._round = server_round
-            report.refusals = self._registry.refusals(grid)
+            report.refusals = self._registry.refusals(transport)
             # Before the observers, who may write down the state.
             self._quorum_watch.count(report)
             self._publish(report)
@@ -278,11 +280,12 @@ class FederatedStrategy(RoundHooks, Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Draw the cohort and write its messages (nothing is sent yet)."""
+        transport = transport_of(grid)
         if self._model is None or not self._model.issued(arrays):
             self._model = GlobalModel.of(arrays)
         if len(self._registry) == 0:
-            self._enrol_all(grid)
-        self._send_round(server_round, config, grid, None)
+            self._enrol_all(transport)
+        self._send_round(server_round, config, transport, None)
         return self._broadcast.messages
 
     def aggregate_train(
@@ -304,7 +307,7 @@ class FederatedStrategy(RoundHooks, Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Messages that ask every connected client to evaluate the model."""
-        self._send_evaluation(server_round, arrays, config, grid, None)
+        self._send_evaluation(server_round, arrays, config, transport_of(grid), None)
         return self._evaluation.messages
 
     def aggregate_evaluate(
@@ -317,7 +320,7 @@ class FederatedStrategy(RoundHooks, Strategy):
     # The steps of a round.
 
     def _begin(
-        self, grid: Grid, initial: ArrayRecord, num_rounds: int, state: RunState | None
+        self, transport: Transport, initial: ArrayRecord, num_rounds: int, state: RunState | None
     ) -> int:
         """Set up the run, or where it stood, and wait for the clients; its rounds' number."""
         self._model = GlobalModel.of(initial)
@@ -328,7 +331,7 @@ class FederatedStrategy(RoundHooks, Strategy):
         if state is not None:
             self._restore(state)
         if self._round < num_rounds:
-            self._enrol_all(grid)
+            self._enrol_all(transport)
         if state is not None:
             self.restore_own(state.values["own"])
         return num_rounds
@@ -349,21 +352,25 @@ class FederatedStrategy(RoundHooks, Strategy):
         told: all others could leave, and see by its end whether the one is there."""
         return None if self.confidential and self.quorum == 0 else self._min_replies
 
-    def _enrol_all(self, grid: Grid) -> None:
-        self._registry.wait_for(grid, self._num_clients, self._least(), self._start_timeout)
+    def _enrol_all(self, transport: Transport) -> None:
+        self._registry.wait_for(transport, self._num_clients, self._least(), self._start_timeout)
         # From here on they are the run's.
-        self._registry.refusals(grid)
+        self._registry.refusals(transport)
         self.on_enrolment([self._registry[client] for client in self._registry.clients()])
 
     def _send_round(
-        self, server_round: int, config: ConfigRecord | None, grid: Grid, timeout: float | None
+        self,
+        server_round: int,
+        config: ConfigRecord | None,
+        transport: Transport,
+        timeout: float | None,
     ) -> None:
         """Participation and broadcast: fill `self._broadcast`."""
         began = time.monotonic()
         patience = min(self._start_timeout, timeout or self._start_timeout)
         least = self._least()
         since = self._registry.wait_for_any(
-            grid, least, patience, patience if least is None else self._start_timeout
+            transport, least, patience, patience if least is None else self._start_timeout
         )
         model = self._require_model()
         context = RoundContext(server_round, self._local_lr, model.current)
@@ -392,12 +399,12 @@ class FederatedStrategy(RoundHooks, Strategy):
         server_round: int,
         arrays: ArrayRecord,
         config: ConfigRecord | None,
-        grid: Grid,
+        transport: Transport,
         timeout: float | None,
     ) -> None:
         """Messages to every connected client: fill `self._evaluation`."""
         began = time.monotonic()
-        self._registry.refresh(grid, min(self._start_timeout, timeout or self._start_timeout))
+        self._registry.refresh(transport, min(self._start_timeout, timeout or self._start_timeout))
         # What clients measure on their own examples is theirs: nobody asks for it under a claim.
         clients = [] if self.confidential else self._registry.online()
         content = _round_content(arrays, config or {}, server_round)
@@ -422,16 +429,15 @@ class FederatedStrategy(RoundHooks, Strategy):
         # A straggler must not spend its time on a round that is over: hence the time to live.
         return Message(content, node, kind, ttl=ttl, group_id=group)
 
-    def _collect(self, grid: Grid, timeout: float) -> list[Delivery]:
+    def _collect(self, transport: Transport, timeout: float) -> list[Delivery]:
         """The replies to the broadcast; no more than are enough."""
         timeout = self._broadcast.left(timeout)
         sent, model, local_lr = self._broadcast, self._require_model(), self._local_lr
         if self._enough_replies is None:
-            return exchange(grid, sent.messages, sent.clients, timeout)
+            return transport.exchange(sent.messages, sent.clients, timeout)
         # Clients that answer at the same time must not be preferred by their ids.
         order = send_order(self._seed, sent.server_round, len(sent.clients))
-        return exchange_until(
-            grid,
+        found = transport.exchange(
             [sent.messages[i] for i in order],
             [sent.clients[i] for i in order],
             timeout,
@@ -443,6 +449,7 @@ class FederatedStrategy(RoundHooks, Strategy):
                 ),
             ),
         )
+        return sorted(found, key=lambda delivery: delivery.client)
 
     def _close_round(self, inbox: list[Delivery]) -> RoundReport:
         """Screening, bounding, aggregation and server step of the round that was broadcast."""
@@ -574,7 +581,7 @@ class FederatedStrategy(RoundHooks, Strategy):
         self,
         report: RoundReport,
         result: Result,
-        grid: Grid,
+        transport: Transport,
         timeout: float,
         config: ConfigRecord | None,
         evaluate_fn: EvaluateFn | None,
@@ -586,9 +593,9 @@ class FederatedStrategy(RoundHooks, Strategy):
             report.metrics = _record(result, server_round, evaluate_fn(server_round, arrays))
             report.evaluated_by = "server" if report.metrics else None
         else:
-            self._send_evaluation(server_round, arrays, config, grid, timeout)
+            self._send_evaluation(server_round, arrays, config, transport, timeout)
             asked = self._evaluation
-            inbox = exchange(grid, asked.messages, asked.clients, asked.left(timeout))
+            inbox = transport.exchange(asked.messages, asked.clients, asked.left(timeout))
             metrics = average_metrics(inbox, self._capped)
             if metrics is not None:
                 result.evaluate_metrics_clientapp[server_round] = metrics

@@ -12,21 +12,16 @@ from dataclasses import dataclass
 from typing import Literal
 
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
-from flwr.serverapp import Grid
 
+from blackthorn.flower_port.transports import AwaitedReply, Delivery, LinkDown, Transport
 from blackthorn.installation import CODE
 from blackthorn.wire import ASK, CLIENT_ID, CONFIG, ENROL, PROBLEM, SERVER_CODE
 
-from .delivery import AwaitedReply, Delivery, send
 from .guarded_link import GuardedLink, KeyHolder, Refusal
-from .link import LinkDown, call_within
 from .screening import RejectedReply, content_of, one_line, read_count, scalar_metrics
 
 MAX_CLIENT_ID = 2**31 - 1
 _MAX_ATTEMPTS = 3
-_POLL_SECONDS = 0.5
-# How long a round waits for new nodes that may hold a client that is missing.
-_GRACE_SECONDS = 5.0
 _MOST_PROBLEMS = 5
 # What an operator is told of a run that waits.
 WAITING = "waiting for %s connected: %g s (start-timeout) at most"
@@ -68,12 +63,17 @@ class ClientRegistry:
     first round on, and no other.
 
     `population`: with "query" and "key", the ids are 0 to population - 1 (None: any). Without
-    that limit an attacker with many nodes could enrol as many clients as it likes.
+    that limit an attacker with many nodes could enrol as many clients as it likes. `grace`: seconds
+    that a round waits for new nodes that may hold a client that is missing.
     """
 
     def __init__(
-        self, identity: Literal["query", "key", "node"] = "node", population: int | None = None
+        self,
+        identity: Literal["query", "key", "node"] = "node",
+        population: int | None = None,
+        grace: float = 5.0,
     ) -> None:
+        self.grace = grace
         self._identity = identity
         self._population = population
         self._clients: dict[int, Client] = {}
@@ -126,7 +126,7 @@ class ClientRegistry:
             # For `blackthorn status`, which knows of a run what its output says.
             logger.info(HELD, client_id, node_id)
 
-    def refresh(self, grid: Grid, timeout: float) -> set[int]:
+    def refresh(self, transport: Transport, timeout: float) -> set[int]:
         """See who is connected, ask the nodes not seen yet, take in who has answered.
 
         Does not wait for nodes: one may answer within `timeout` seconds, and is taken in by a
@@ -135,7 +135,7 @@ class ClientRegistry:
         """
         deadline = time.monotonic() + timeout
         try:
-            self._online = set(call_within(grid, grid.get_node_ids, timeout))
+            self._online = transport.node_ids(timeout)
         except LinkDown as error:
             logger.warning("who is connected is not known: %s", error)
             return set()
@@ -145,7 +145,7 @@ class ClientRegistry:
             return set()
         # A client that comes back under its key may have been given other examples.
         self._attempts = {n: tries for n, tries in self._attempts.items() if n in self._online}
-        self._take_answers(grid)
+        self._take_answers(transport)
         self._take_over()
         holders = {client.node_id for client in self._clients.values()}
         known = holders | self._asked.keys() | self._waiting.keys()
@@ -158,19 +158,21 @@ class ClientRegistry:
             self._attempts[node] = self._attempts.get(node, 0) + 1
         questions = [_query(node, timeout) for node in new]
         sending = max(0.0, deadline - time.monotonic())
-        asked = send(grid, questions, new, timeout, sending)
+        asked = transport.send(questions, new, timeout, sending)
         self._asked.update(zip(new, asked, strict=True))
-        self._take_answers(grid)
+        self._take_answers(transport)
         return set(new)
 
-    def refusals(self, grid: Grid) -> list[Refusal]:
+    def refusals(self, transport: Transport) -> list[Refusal]:
         """What the SuperLink has refused since the last call."""
-        return self._link.refusals(grid, {c.node_id: c.client_id for c in self._clients.values()})
+        return self._link.refusals(
+            transport, {c.node_id: c.client_id for c in self._clients.values()}
+        )
 
-    def _take_answers(self, grid: Grid) -> None:
+    def _take_answers(self, transport: Transport) -> None:
         """Enrol the nodes whose answer has come; a node without one may be asked again."""
         if self._identity == "key" and any(answer.over() for answer in self._asked.values()):
-            self._holders = self._link.holders(grid) or self._holders
+            self._holders = self._link.holders(transport) or self._holders
         for node, answer in list(self._asked.items()):
             if answer.over():
                 del self._asked[node]
@@ -259,7 +261,9 @@ class ClientRegistry:
         )
         logger.info(HELD, client.client_id, client.node_id)
 
-    def wait_for(self, grid: Grid, num_clients: int, minimum: int | None, timeout: float) -> None:
+    def wait_for(
+        self, transport: Transport, num_clients: int, minimum: int | None, timeout: float
+    ) -> None:
         """Wait until `num_clients` are enrolled, at most `timeout` seconds.
 
         Goes on with a warning if at least `minimum` are there by then, with None whoever is; raises
@@ -270,7 +274,7 @@ class ClientRegistry:
         deadline = time.monotonic() + timeout
         told = False
         while True:
-            self.refresh(grid, timeout)
+            self.refresh(transport, timeout)
             if len(self.online()) >= num_clients:
                 return
             if time.monotonic() >= deadline:
@@ -278,7 +282,7 @@ class ClientRegistry:
             if not (told or self.awaited()):
                 logger.info(WAITING, f"{num_clients} clients, {len(self.online())} are", timeout)
                 told = True
-            time.sleep(min(_POLL_SECONDS, max(0.0, deadline - time.monotonic())))
+            time.sleep(min(transport.polling.nodes, max(0.0, deadline - time.monotonic())))
         state = (
             f"{len(self.online())} of {num_clients} clients connected within {timeout:g} s "
             "(start-timeout)"
@@ -288,7 +292,9 @@ class ClientRegistry:
             raise NotEnoughClients(state)
         logger.warning("%s; going on with those", state)
 
-    def wait_for_any(self, grid: Grid, minimum: int | None, timeout: float, pause: float) -> float:
+    def wait_for_any(
+        self, transport: Transport, minimum: int | None, timeout: float, pause: float
+    ) -> float:
         """Refresh; where fewer than `minimum` are connected, give them `timeout` seconds.
 
         A round that nobody can answer would be over at once, and a run with it: where nobody is
@@ -301,14 +307,14 @@ class ClientRegistry:
         asked: set[int] = set()
         paused = False
         while True:
-            asked |= self.refresh(grid, max(0.0, since + timeout - time.monotonic()))
+            asked |= self.refresh(transport, max(0.0, since + timeout - time.monotonic()))
             waited = time.monotonic() - began
             online = len(self.online())
             enough = online >= max(1, minimum or 0)
             if not enough:
                 since = time.monotonic()
             hopeful = online < len(self._clients) and bool(asked & self.awaited())
-            if enough and not (hopeful and waited < _GRACE_SECONDS):
+            if enough and not (hopeful and waited < self.grace):
                 break
             left = (timeout if online else pause) - waited
             if left <= 0:
@@ -316,7 +322,7 @@ class ClientRegistry:
             if not (online or paused or self.awaited()):
                 logger.warning(PAUSED, pause)
                 paused = True
-            time.sleep(min(_POLL_SECONDS, left))
+            time.sleep(min(transport.polling.nodes, left))
         if not online and minimum is None:
             logger.warning(ALONE, pause)
         elif not online:

@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterable
 
 from flwr.app import MetricRecord
 
-from .delivery import Delivery
+from blackthorn.flower_port.transports import Delivery
+
 from .screening import RejectedReply, content_of, read_count, scalar_metrics
 
 

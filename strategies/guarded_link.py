@@ -8,9 +8,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from flwr.serverapp import Grid
-
-from blackthorn.flower_port.grids import guard_report
+from blackthorn.flower_port.transports import Transport
 
 from .screening import one_line
 
@@ -50,16 +48,16 @@ class GuardedLink:
     def __init__(self) -> None:
         self._counted: dict[tuple[str, str], int] | None = None
 
-    def holders(self, grid: Grid) -> dict[int, KeyHolder]:
+    def holders(self, transport: Transport) -> dict[int, KeyHolder]:
         """The keys' holders by their nodes' ids."""
-        nodes = guard_report(grid).get("nodes", {})
+        nodes = transport.guard_report().get("nodes", {})
         return {int(node): KeyHolder(**holder) for node, holder in nodes.items()}
 
-    def refusals(self, grid: Grid, clients: Mapping[int, int]) -> list[Refusal]:
+    def refusals(self, transport: Transport, clients: Mapping[int, int]) -> list[Refusal]:
         """What was refused since the last question; `clients` are the clients by their nodes."""
         first, before = self._counted is None, self._counted or {}
         counted, found = {}, []
-        for entry in guard_report(grid).get("refusals", []):
+        for entry in transport.guard_report().get("refusals", []):
             name = entry["key"], entry["kind"]
             counted[name] = entry["count"]
             # A SuperLink that was started again counts from the beginning.

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 
 from blackthorn.flower_port.grids import NO_REPLY, UNFINISHED
+from blackthorn.flower_port.transports import LATE, UNSENT, Delivery
 
-from .delivery import LATE, UNSENT, Delivery
 from .global_model import GlobalModel
 from .local_rule import Attestation
 from .reports import Rejection

@@ -36,16 +36,6 @@ def repository() -> Path:
     return Path(__file__).resolve().parent.parent
 
 
-@pytest.fixture
-def fast_polling(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A strategy looks for replies and nodes in memory as often as it can."""
-    from blackthorn.strategies import delivery, enrolment
-
-    monkeypatch.setattr(delivery, "_POLL_SECONDS", 0.002)
-    monkeypatch.setattr(delivery, "_POLL_SECONDS_PER_MESSAGE", 0.0)
-    monkeypatch.setattr(enrolment, "_POLL_SECONDS", 0.002)
-
-
 @pytest.fixture(scope="session")
 def data_dir() -> str:
     """Folder with MNIST and Fashion-MNIST in torchvision's layout; skips where none is named."""

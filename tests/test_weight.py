@@ -34,7 +34,7 @@ def tops(modules: set[str]) -> set[str]:
 def test_the_strategies_bring_little_beyond_torch_and_flower() -> None:
     """0.3 s at most; that is what these modules take, of which SciPy has most."""
     modules = imported("import blackthorn.strategies", beyond="import torch, flwr")
-    assert "blackthorn.strategies.frame" in modules
+    assert "blackthorn.strategies.base" in modules
     assert tops(modules) & {*SLOW, "pydantic", "rich", "typer"} == set()
     others = {name for name in modules if not name.startswith(("blackthorn", "numpy", "scipy"))}
     assert len(others) < 40, sorted(others)

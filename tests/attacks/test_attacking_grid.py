@@ -21,6 +21,7 @@ from memory_grid import MemoryGrid
 
 from blackthorn import attacks
 from blackthorn.attacks import AttackingGrid, fixed_corrupt, redrawn_corrupt
+from blackthorn.flower_port.synchronous import SynchronousGrid
 
 LOCAL_LR = 0.25
 SEED = 11
@@ -281,7 +282,8 @@ def test_everything_else_is_the_inner_grid_s() -> None:
 
 def test_train_messages_cannot_slip_past_the_attack() -> None:
     grid = AttackingGrid(HonestGrid(), "nan", fixed_corrupt(6, 2), SEED)
-    assert grid.synchronous  # so that strategies ask for the round in one call
+    # So that strategies ask for the round in one call.
+    assert isinstance(grid, SynchronousGrid)
     with pytest.raises(ValueError, match="send_and_receive"):
         grid.push_messages([order(5)])
 

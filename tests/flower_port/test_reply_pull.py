@@ -19,7 +19,7 @@ from flwr.supercore.inflatable.inflatable_object import (
 from flwr.superlink.grid.grpc_grid import GrpcGrid
 
 from blackthorn.flower_port.grids import Allowance, ReplyRefused, pull_reply
-from blackthorn.strategies.delivery import exchange
+from blackthorn.flower_port.transports import PullingTransport
 
 LONG = 60.0
 
@@ -214,7 +214,7 @@ def test_something_that_is_no_message() -> None:
 def delivered(reply: Message, message: Message, **options: Any) -> Any:
     link, _ = link_with(reply, **options)
     seconds = 0.5 if options else LONG
-    (delivery,) = exchange(link, [message], [4], seconds)
+    (delivery,) = PullingTransport(link).exchange([message], [4], seconds)
     return delivery
 
 

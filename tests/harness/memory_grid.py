@@ -1,7 +1,7 @@
 """A Flower Grid in memory, and plain ClientApps whose training has a closed form."""
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 from uuid import uuid4
 
@@ -10,6 +10,12 @@ from flwr.app import Array, ArrayRecord, Context, Error, Message, MetricRecord, 
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
+from blackthorn.flower_port.transports import (
+    AwaitedReply,
+    Polling,
+    PullingTransport,
+    Transport,
+)
 from blackthorn.strategies.local_rule import Attestation, LocalRule
 
 # What a node does with a message when its reply is pulled: it answers, has not yet (None), or
@@ -17,11 +23,14 @@ from blackthorn.strategies.local_rule import Attestation, LocalRule
 Answer = Callable[[Message], Message | None]
 
 
-class MemoryGrid(Grid):
+class MemoryGrid(Grid, Transport):
     """`nodes` maps node ids to what they answer; those in `unreachable` cannot be sent to.
 
-    Without `message_ids` replies can be told apart by their nodes alone.
+    Without `message_ids` replies can be told apart by their nodes alone. Its replies are pulled one
+    by one, as those of Flower's own grids, only more often.
     """
+
+    polling = Polling(reply=0.002, each=0.0, arrival=0.002, nodes=0.002)
 
     def __init__(self, nodes: Mapping[int, Answer], *, message_ids: bool = True) -> None:
         self.nodes = dict(nodes)
@@ -30,6 +39,22 @@ class MemoryGrid(Grid):
         self._message_ids = message_ids
         self._pending: dict[str, Message] = {}
         self._run: Any = None
+        self._pulled = PullingTransport(self, self.polling)
+
+    def send(
+        self,
+        messages: Sequence[Message],
+        clients: Sequence[int],
+        seconds: float,
+        sending: float | None = None,
+    ) -> list[AwaitedReply]:
+        return self._pulled.send(messages, clients, seconds, sending)
+
+    def node_ids(self, seconds: float) -> set[int]:
+        return self._pulled.node_ids(seconds)
+
+    def guard_report(self) -> dict[str, Any]:
+        return self._pulled.guard_report()
 
     def get_node_ids(self) -> list[int]:
         return list(self.nodes)

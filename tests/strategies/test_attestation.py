@@ -39,8 +39,6 @@ from blackthorn.strategies.privacy_plan import NoiseLocation
 from blackthorn.strategies.screening import RejectedReply, screen_reply
 from blackthorn.tasks.problem import load_problem
 
-pytestmark = pytest.mark.usefixtures("fast_polling")
-
 LR = 0.25
 
 

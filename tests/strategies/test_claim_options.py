@@ -34,8 +34,6 @@ from blackthorn.strategies.claim_options import (
 from blackthorn.strategies.corruption import CorruptionBound
 from blackthorn.strategies.private_averaging import PrivateAveraging
 
-pytestmark = pytest.mark.usefixtures("fast_polling")
-
 CLIENTS = 4
 
 

@@ -21,19 +21,12 @@ from memory_grid import (
     vector_of,
 )
 
-from blackthorn.strategies import GFedAvg, NotEnoughClients, RoundReport, delivery, enrolment
+from blackthorn.strategies import GFedAvg, NotEnoughClients, RoundReport
 from blackthorn.strategies.enrolment import Client, ClientRegistry, read_enrolment
 from blackthorn.strategies.screening import RejectedReply
 
 LONG = 60.0
 SHORT = 1.0
-
-
-@pytest.fixture(autouse=True)
-def fast_polling(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(delivery, "_POLL_SECONDS", 0.005)
-    monkeypatch.setattr(delivery, "_POLL_SECONDS_PER_MESSAGE", 0.0)
-    monkeypatch.setattr(enrolment, "_POLL_SECONDS", 0.01)
 
 
 @pytest.fixture
@@ -444,9 +437,8 @@ def test_a_new_node_has_a_moment_to_be_a_client_that_is_missing() -> None:
     assert registry.online() == [0, 1]
 
 
-def test_the_moment_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(enrolment, "_GRACE_SECONDS", 0.2)
-    registry = ClientRegistry("query")
+def test_the_moment_ends() -> None:
+    registry = ClientRegistry("query", grace=0.2)
     settle(registry, MemoryGrid({100: holds(0), 101: holds(1)}))
     grid = MemoryGrid({100: holds(0), 201: silence})
     began = time.monotonic()
@@ -454,7 +446,7 @@ def test_the_moment_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 0.2 <= time.monotonic() - began < 5.2
     assert registry.online() == [0]
     # The silent node had its moment.
-    monkeypatch.setattr(enrolment, "_GRACE_SECONDS", LONG)
+    registry.grace = LONG
     began = time.monotonic()
     registry.wait_for_any(grid, 1, LONG, LONG)
     assert time.monotonic() - began < LONG / 2

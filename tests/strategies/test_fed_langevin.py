@@ -18,15 +18,8 @@ from blackthorn.server_app.build import build_strategy
 from blackthorn.server_app.run import PreparedRun, execute, prepare
 from blackthorn.settings.config import ConfigError, RunConfig, make_config, to_mapping
 from blackthorn.simulation.engine import EngineGrid
-from blackthorn.strategies import FedLangevin, RoundContext, RoundReport, delivery, enrolment
+from blackthorn.strategies import FedLangevin, RoundContext, RoundReport
 from blackthorn.tasks.problem import Problem, load_problem
-
-
-@pytest.fixture(autouse=True)
-def fast_polling(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(delivery, "_POLL_SECONDS", 0.005)
-    monkeypatch.setattr(delivery, "_POLL_SECONDS_PER_MESSAGE", 0.0)
-    monkeypatch.setattr(enrolment, "_POLL_SECONDS", 0.005)
 
 
 def run(strategy: FedLangevin, grid: MemoryGrid, rounds: int = 3) -> np.ndarray:

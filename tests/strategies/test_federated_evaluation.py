@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from flwr.app import Error, Message, MetricRecord, RecordDict
 
-from blackthorn.strategies.delivery import Delivery
+from blackthorn.flower_port.transports import Delivery
 from blackthorn.strategies.federated_evaluation import average_metrics
 
 

@@ -38,8 +38,6 @@ from blackthorn.strategies import (
     RoundContext,
     RoundReport,
     ServerStep,
-    delivery,
-    enrolment,
 )
 from blackthorn.strategies.aggregation import Aggregate
 
@@ -48,13 +46,6 @@ LONG = 60.0
 DEADLINE = 3.0
 # Node ids on both sides of 2^63, as Flower draws them.
 NODES = [2**63 + 11, 7, 2**64 - 5, 90, 2**40, 5000]
-
-
-@pytest.fixture(autouse=True)
-def fast_polling(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(delivery, "_POLL_SECONDS", 0.005)
-    monkeypatch.setattr(delivery, "_POLL_SECONDS_PER_MESSAGE", 0.0)
-    monkeypatch.setattr(enrolment, "_POLL_SECONDS", 0.005)
 
 
 def honest_grid(num_clients: int = 5, **options: Any) -> MemoryGrid:

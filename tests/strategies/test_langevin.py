@@ -34,19 +34,10 @@ from blackthorn.strategies import (
     CohortPlan,
     Langevin,
     LangevinRate,
-    delivery,
-    enrolment,
 )
 from blackthorn.strategies.langevin import require_balance, shares, step_size
 from blackthorn.tasks.flat_model import FlatModel
 from blackthorn.tasks.least_squares import LinearForm, half_squared_error
-
-
-@pytest.fixture(autouse=True)
-def fast_polling(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(delivery, "_POLL_SECONDS", 0.005)
-    monkeypatch.setattr(delivery, "_POLL_SECONDS_PER_MESSAGE", 0.0)
-    monkeypatch.setattr(enrolment, "_POLL_SECONDS", 0.005)
 
 
 @pytest.mark.parametrize("rho", [0.0, 0.6, 1.0])

@@ -212,8 +212,6 @@ def test_two_runs_that_both_begin_a_ledger(tmp_path: Path) -> None:
 class Untouched:
     """A grid that nobody may use."""
 
-    synchronous = True
-
     def __getattr__(self, name: str) -> Any:
         raise AssertionError(f"{name} was asked for")
 

@@ -32,14 +32,12 @@ from pathlib import Path
 import numpy as np
 import opacus
 from flwr.app import Array, ArrayRecord
-from flwr.serverapp import Grid
 
+from blackthorn.flower_port.synchronous import SynchronousGrid
 from blackthorn.strategies import ClipNorm, DPFedAvg, PoissonParticipation, PrivacyPlan
 
 
-class NobodyAnswers:
-    synchronous = True
-
+class NobodyAnswers(SynchronousGrid):
     def get_node_ids(self):
         return [10, 11]
 

@@ -16,7 +16,7 @@ from blackthorn.client_app.dp_sgd import DPSGD, train_dp_sgd
 from blackthorn.client_app.messages import RoundRequest
 from blackthorn.client_app.private_update import noised_models
 from blackthorn.settings.config import make_config
-from blackthorn.strategies import ClipNorm, DPFedAvg, DPNormFedAvg, PrivacyPlan, delivery, enrolment
+from blackthorn.strategies import ClipNorm, DPFedAvg, DPNormFedAvg, PrivacyPlan
 from blackthorn.strategies.entropy import SystemRandomness
 from blackthorn.strategies.local_rule import (
     BOUND,
@@ -33,13 +33,6 @@ from blackthorn.tasks.shards import ExampleShard
 
 D = 600
 Z = 10.0
-
-
-@pytest.fixture(autouse=True)
-def fast_polling(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(delivery, "_POLL_SECONDS", 0.002)
-    monkeypatch.setattr(delivery, "_POLL_SECONDS_PER_MESSAGE", 0.0)
-    monkeypatch.setattr(enrolment, "_POLL_SECONDS", 0.002)
 
 
 def step_of(deviation: float) -> Fraction:

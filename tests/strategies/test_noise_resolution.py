@@ -18,8 +18,6 @@ from blackthorn.settings.config import ConfigError, make_config
 from blackthorn.strategies import DPFedAvg, LocalRate, RoundReport, ServerStep
 from blackthorn.strategies.noise import check_resolution, longest_noised
 
-pytestmark = pytest.mark.usefixtures("fast_polling")
-
 
 def rounded_deviation(mean: float, deviation: float) -> float:
     """Of N(mean, deviation²) rounded to integers: Σ k² P(k) − (Σ k P(k))²."""

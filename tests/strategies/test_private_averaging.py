@@ -37,8 +37,6 @@ from blackthorn.strategies.ledger import read_charges
 from blackthorn.strategies.local_rule import LocalRule
 from blackthorn.strategies.private_averaging import PrivateAveraging
 
-pytestmark = pytest.mark.usefixtures("fast_polling")
-
 D = 30_000
 Z, C, LR = 1.5, 2.0, 0.25
 # The standard deviation of 30 000 normal numbers is known to 0.4 %: six times that.

@@ -12,9 +12,9 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 
 from blackthorn.client_app.disclosure import PublicRefusal
+from blackthorn.flower_port.transports import Delivery
 from blackthorn.strategies.aggregation import rage
 from blackthorn.strategies.array_codec import HeldArray
-from blackthorn.strategies.delivery import Delivery
 from blackthorn.strategies.global_model import GlobalModel
 from blackthorn.strategies.inbox import screen_inbox
 from blackthorn.strategies.screening import (

@@ -22,8 +22,6 @@ from blackthorn.strategies import (
     PoissonParticipation,
     PrivacyPlan,
     RoundContext,
-    delivery,
-    enrolment,
 )
 from blackthorn.strategies.participation import Participation
 from blackthorn.strategies.privacy_plan import Neighbours, NoiseLocation
@@ -36,13 +34,6 @@ KINDS: dict[str, tuple[Participation, Neighbours]] = {
     "full": (FullParticipation(), "add-remove"),
     "fixed": (FixedParticipation(CLIENTS - 1), "replace-one"),
 }
-
-
-@pytest.fixture(autouse=True)
-def fast_polling(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(delivery, "_POLL_SECONDS", 0.002)
-    monkeypatch.setattr(delivery, "_POLL_SECONDS_PER_MESSAGE", 0.0)
-    monkeypatch.setattr(enrolment, "_POLL_SECONDS", 0.002)
 
 
 def messages_of_a_run(

@@ -9,27 +9,14 @@ import pytest
 from flwr.app import Error, Message, MetricRecord, RecordDict
 from memory_grid import Answer, MemoryGrid, silence
 
-from blackthorn.strategies import delivery
-from blackthorn.strategies.delivery import (
-    LATE,
-    Delivery,
-    attribute_replies,
-    exchange,
-    poll_interval,
-    send,
-)
+from blackthorn.flower_port.synchronous import SynchronousGrid, attribute_replies
+from blackthorn.flower_port.transports import LATE, Delivery, Polling
 
 # Far more than any test needs, far less than a test that waits for what never comes.
 LONG = 60.0
 SHORT = 1.0
 # A deadline holds if it is over by no more than this.
 TOLERANCE = 5.0
-
-
-@pytest.fixture(autouse=True)
-def fast_polling(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(delivery, "_POLL_SECONDS", 0.005)
-    monkeypatch.setattr(delivery, "_POLL_SECONDS_PER_MESSAGE", 0.0)
 
 
 @pytest.fixture
@@ -79,19 +66,19 @@ def took(call: Callable[[], list[Delivery]]) -> tuple[list[Delivery], float]:
 
 def test_every_client_gets_its_own_reply() -> None:
     grid = MemoryGrid({10: echo, 11: echo, 12: echo})
-    results, seconds = took(lambda: exchange(grid, orders(12, 10, 11), [2, 0, 1], LONG))
+    results, seconds = took(lambda: grid.exchange(orders(12, 10, 11), [2, 0, 1], LONG))
     assert [r.client for r in results] == [2, 0, 1]
     assert [node_of(r) for r in results] == [12, 10, 11]
     assert seconds < LONG / 2
 
 
 def test_nobody_to_ask() -> None:
-    assert exchange(MemoryGrid({}), [], [], LONG) == []
+    assert MemoryGrid({}).exchange([], [], LONG) == []
 
 
 def test_a_reply_that_never_comes() -> None:
     grid = MemoryGrid({10: echo, 11: silence})
-    results, seconds = took(lambda: exchange(grid, orders(10, 11), [0, 1], SHORT))
+    results, seconds = took(lambda: grid.exchange(orders(10, 11), [0, 1], SHORT))
     assert node_of(results[0]) == 10
     assert results[1] == Delivery(1, None, LATE)
     assert SHORT <= seconds < SHORT + TOLERANCE
@@ -99,7 +86,7 @@ def test_a_reply_that_never_comes() -> None:
 
 def test_a_pull_that_blocks_stops_nobody(never: threading.Event) -> None:
     grid = MemoryGrid({10: blocked_by(never), 11: echo})
-    results, seconds = took(lambda: exchange(grid, orders(10, 11), [0, 1], SHORT))
+    results, seconds = took(lambda: grid.exchange(orders(10, 11), [0, 1], SHORT))
     assert results[0] == Delivery(0, None, LATE)
     assert node_of(results[1]) == 11
     assert seconds < SHORT + TOLERANCE
@@ -107,7 +94,7 @@ def test_a_pull_that_blocks_stops_nobody(never: threading.Event) -> None:
 
 def test_a_reply_that_is_late_does_not_count_afterwards(never: threading.Event) -> None:
     grid = MemoryGrid({10: blocked_by(never)})
-    awaited = send(grid, orders(10), [0], 0.05)
+    awaited = grid.send(orders(10), [0], 0.05)
     awaited[0].wait()
     assert awaited[0].over()
     assert awaited[0].delivery().problem == LATE
@@ -120,7 +107,7 @@ def test_a_reply_that_comes_at_the_third_look() -> None:
         looks.append(message)
         return echo(message) if len(looks) == 3 else None
 
-    results, seconds = took(lambda: exchange(MemoryGrid({10: slow}), orders(10), [0], LONG))
+    results, seconds = took(lambda: MemoryGrid({10: slow}).exchange(orders(10), [0], LONG))
     assert node_of(results[0]) == 10
     assert len(looks) == 3
     assert seconds < LONG / 2
@@ -128,7 +115,7 @@ def test_a_reply_that_comes_at_the_third_look() -> None:
 
 def test_a_pull_that_raises_is_the_client_s_problem_alone() -> None:
     grid = MemoryGrid({10: raising(ValueError("bad\nchunk")), 11: echo})
-    results, seconds = took(lambda: exchange(grid, orders(10, 11), [0, 1], LONG))
+    results, seconds = took(lambda: grid.exchange(orders(10, 11), [0, 1], LONG))
     assert results[0].message is None
     assert results[0].problem == "the reply cannot be read: ValueError: bad\nchunk"
     assert node_of(results[1]) == 11
@@ -144,7 +131,7 @@ def test_a_stopped_run_is_told_to_the_caller() -> None:
     grid = MemoryGrid({10: raising(Stopped("stopped")), 11: echo})
     began = time.monotonic()
     with pytest.raises(Stopped):
-        exchange(grid, orders(10, 11), [0, 1], LONG)
+        grid.exchange(orders(10, 11), [0, 1], LONG)
     assert time.monotonic() - began < LONG / 2
 
 
@@ -154,13 +141,13 @@ def test_only_the_first_of_two_replies_counts() -> None:
             del message_ids
             return [echo(orders(10)[0]), echo(orders(99)[0])]
 
-    results = exchange(Twice({10: echo}), orders(10), [0], LONG)
+    results = Twice({10: echo}).exchange(orders(10), [0], LONG)
     assert [node_of(r) for r in results] == [10]
 
 
 def test_an_error_reply_is_delivered() -> None:
     grid = MemoryGrid({10: lambda message: Message(Error(8, "died"), reply_to=message)})
-    results = exchange(grid, orders(10), [0], LONG)
+    results = grid.exchange(orders(10), [0], LONG)
     assert results[0].message is not None
     assert results[0].message.error == Error(8, "died")
 
@@ -168,7 +155,7 @@ def test_an_error_reply_is_delivered() -> None:
 def test_messages_that_the_server_does_not_take() -> None:
     grid = MemoryGrid({10: echo, 11: echo})
     grid.unreachable = {10}
-    results, seconds = took(lambda: exchange(grid, orders(10, 11), [0, 1], LONG))
+    results, seconds = took(lambda: grid.exchange(orders(10, 11), [0, 1], LONG))
     assert results[0] == Delivery(0, None, "the message could not be sent")
     assert node_of(results[1]) == 11
     assert seconds < LONG / 2
@@ -180,7 +167,7 @@ def test_a_server_that_takes_some_and_does_not_say_which() -> None:
             del messages
             return ["one of them"]
 
-    results, seconds = took(lambda: exchange(Forgetful({}), orders(10, 11), [0, 1], LONG))
+    results, seconds = took(lambda: Forgetful({}).exchange(orders(10, 11), [0, 1], LONG))
     assert [r.problem for r in results] == ["the message could not be sent"] * 2
     assert seconds < LONG / 2
 
@@ -188,7 +175,7 @@ def test_a_server_that_takes_some_and_does_not_say_which() -> None:
 def test_sending_waits_for_nobody(never: threading.Event) -> None:
     grid = MemoryGrid({10: blocked_by(never), 11: echo})
     began = time.monotonic()
-    held, answered = send(grid, orders(10, 11), [0, 1], LONG)
+    held, answered = grid.send(orders(10, 11), [0, 1], LONG)
     assert time.monotonic() - began < LONG / 2
     answered.wait()
     assert answered.over()
@@ -199,38 +186,41 @@ def test_sending_waits_for_nobody(never: threading.Event) -> None:
     assert node_of(held.delivery()) == 10
 
 
-def test_the_grid_is_not_flooded_by_a_large_cohort(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.undo()
+def test_the_grid_is_not_flooded_by_a_large_cohort() -> None:
+    polling = Polling()
     for cohort in (1, 25, 100, 3000):
-        interval = poll_interval(cohort)
+        interval = polling.interval(cohort)
         assert interval >= 0.1
         assert cohort / interval <= 250.1  # looks a second
-    assert poll_interval(10) == 0.1
+    assert polling.interval(10) == 0.1
 
 
-class Synchronous(MemoryGrid):
+class Synchronous(SynchronousGrid):
     """A grid that answers the whole cohort in one call, and refuses single pulls."""
 
-    synchronous = True
+    def __init__(self, grid: MemoryGrid) -> None:
+        super().__init__()
+        self.grid = grid
+
+    def get_node_ids(self) -> list[int]:
+        return self.grid.get_node_ids()
 
     def pull_messages(self, message_ids: object) -> list[Message]:
         raise AssertionError(f"asked for the single replies {message_ids}")
 
     def send_and_receive(self, messages: Any, *, timeout: float | None = None) -> list[Message]:
         self.timeout = timeout
-        sent = [self._pending[key] for key in self.push_messages(messages)]
-        replies = [self.nodes[m.metadata.dst_node_id](m) for m in reversed(sent)]
-        return [reply for reply in replies if reply is not None]
+        return list(reversed(self.grid.send_and_receive(messages)))
 
 
 @pytest.mark.parametrize("message_ids", [True, False])
 def test_a_synchronous_grid_is_asked_once(message_ids: bool) -> None:
     nodes = {10: echo, 11: silence, 12: echo}
-    grid = Synchronous(nodes, message_ids=message_ids)
-    results = exchange(grid, orders(10, 11, 12), [0, 1, 2], 7.5)
+    grid = Synchronous(MemoryGrid(nodes, message_ids=message_ids))
+    results = grid.exchange(orders(10, 11, 12), [0, 1, 2], 7.5)
     assert [node_of(r) for r in results] == [10, None, 12]
     assert results[1] == Delivery(1, None, LATE)
-    assert len(grid.sent) == 3
+    assert len(grid.grid.sent) == 3
     assert grid.timeout == 7.5
 
 
