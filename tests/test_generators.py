@@ -124,7 +124,7 @@ def table(repository: Path) -> dict[str, tuple[str, str]]:
     return rows
 
 
-def test_the_list_is_complete(
+def test_the_list_of_random_numbers_is_complete(
     found: dict[str, set[str]], table: dict[str, tuple[str, str]]
 ) -> None:
     new = {place: calls for place, calls in found.items() if place not in table}

@@ -388,7 +388,7 @@ def test_a_wheel_and_a_checkout_have_the_same_code_under_one_name(
         assert json.loads(said) == [code_of(source / "blackthorn"), []]
 
 
-def test_other_code_is_another_one(source: Path, tmp_path: Path) -> None:
+def test_a_changed_file_is_another_code(source: Path, tmp_path: Path) -> None:
     there = tmp_path / "blackthorn"
     shutil.copytree(source / "blackthorn", there)
     assert code_of(there) == code_of(source / "blackthorn")
@@ -397,12 +397,14 @@ def test_other_code_is_another_one(source: Path, tmp_path: Path) -> None:
     assert code_of(there) != code_of(source / "blackthorn")
 
 
-def test_in_a_project_with_strategies_of_its_own(python: Path, project: Path) -> None:
+def test_the_library_works_in_a_project_with_strategies_of_its_own(
+    python: Path, project: Path
+) -> None:
     run_project(python, project, "in_memory.py")
 
 
 @pytest.mark.deployment
-def test_in_flower_s_simulation_of_such_a_project(python: Path, project: Path) -> None:
+def test_such_a_project_runs_in_flower_s_simulation(python: Path, project: Path) -> None:
     run_project(python, project, "simulate.py")
 
 

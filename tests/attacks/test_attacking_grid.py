@@ -337,7 +337,7 @@ def test_redrawn_corrupt_are_uniform_and_reproducible() -> None:
 
 
 @pytest.mark.parametrize("num_byzantine", [-1, 11])
-def test_more_corrupt_clients_than_there_are(num_byzantine: int) -> None:
+def test_more_corrupt_clients_than_there_are_are_refused(num_byzantine: int) -> None:
     with pytest.raises(ValueError, match=f"num_byzantine is {num_byzantine}"):
         fixed_corrupt(10, num_byzantine)
     with pytest.raises(ValueError, match=f"num_byzantine is {num_byzantine}"):

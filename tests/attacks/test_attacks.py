@@ -79,7 +79,9 @@ def test_random_gradient_follows_its_generator() -> None:
 @pytest.mark.parametrize(
     ("name", "factor"), [("reverse-average", -1), ("reverse-scaled-average", -50)]
 )
-def test_reversed_averages(name: str, factor: int) -> None:
+def test_reversed_averages_are_minus_the_mean_and_minus_a_hundred_times_it(
+    name: str, factor: int
+) -> None:
     own = gaussian(5, 30)
     expected = [factor * entry for entry in naive_mean(own)]
     for row in run(name, own).tolist():
@@ -102,11 +104,11 @@ def test_gradient_shift_does_not_depend_on_how_many_collude() -> None:
         assert torch.allclose(run("gradient-shift", own[i : i + 1], seed=5)[0], together[i])
 
 
-def test_all_ones() -> None:
+def test_all_ones_is_ones_whatever_was_learnt() -> None:
     assert run("all-ones", gaussian(3, 4)).tolist() == [[1.0] * 4] * 3
 
 
-def test_baruch_z_by_hand() -> None:
+def test_baruch_s_z_is_the_paper_s() -> None:
     # K = 200, b = 25: h = 101 - 25 = 76, Phi(z) = (175 - 76) / 175 = 0.565714, z = 0.16547.
     assert baruch_z(200, 25) == pytest.approx(0.16547, abs=2e-5)
     # K = 50, b = 24 (the paper's): h = 2, Phi(z) = 24 / 26, z = 1.426.
@@ -129,7 +131,7 @@ def test_baruch_z_is_finite_everywhere_and_the_formula_where_that_is_defined() -
                 assert z > 0
 
 
-def test_baruch_by_columns() -> None:
+def test_baruch_is_the_mean_less_z_deviations_in_every_coordinate() -> None:
     own = gaussian(25, 12)
     z = NormalDist().inv_cdf(99 / 175)
     expected = [fmean(c) - z * pstdev(c) for c in zip(*own.tolist(), strict=True)]
@@ -159,7 +161,7 @@ def test_other_attacks_are_defined_by_the_colluders_own_updates(name: str) -> No
 # Sign flip, inner product, mimic
 
 
-def test_sign_flip() -> None:
+def test_sign_flip_is_everybody_s_own_update_negated() -> None:
     own = gaussian(3, 7)
     assert run("sign-flip", own).tolist() == [[-entry for entry in row] for row in own.tolist()]
 
@@ -223,7 +225,7 @@ def test_distance_attacks_go_exactly_as_far_as_they_may(
     assert low > 0.1
 
 
-def test_unknown_perturbation() -> None:
+def test_an_unknown_perturbation_is_answered_with_the_known_ones() -> None:
     with pytest.raises(ValueError, match="'sideways'; allowed are 'deviation', 'unit' and 'sign'"):
         attacks.min_max(
             gaussian(3, 4),
@@ -248,7 +250,7 @@ DEGENERATE = {
 
 @pytest.mark.parametrize("name", attacks.names("vector"))
 @pytest.mark.parametrize("case", DEGENERATE)
-def test_degenerate_rounds(name: str, case: str) -> None:
+def test_updates_that_are_alike_or_zero_or_few_give_finite_lies(name: str, case: str) -> None:
     own = DEGENERATE[case]
     before = own.clone()
     for num_clients in (len(own), len(own) + 1, 2 * len(own), 3 * len(own)):
@@ -286,7 +288,7 @@ def test_what_is_no_matrix_of_updates_is_refused(name: str, own: torch.Tensor) -
 # Label flip and the names
 
 
-def test_flip_labels() -> None:
+def test_flipped_labels_count_from_the_other_end() -> None:
     y = torch.tensor([0, 1, 9, 4])
     assert attacks.flip_labels(y, 10).tolist() == [9, 8, 0, 5]
     assert y.tolist() == [0, 1, 9, 4]
@@ -297,7 +299,7 @@ def test_flip_labels() -> None:
         attacks.flip_labels(y, 0)
 
 
-def test_names_and_kinds() -> None:
+def test_every_name_is_found_under_its_kind() -> None:
     assert len(attacks.names()) == len(set(attacks.names())) >= 26
     for kind in ("vector", "data", "reply"):
         assert attacks.names(kind)

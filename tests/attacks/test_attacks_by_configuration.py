@@ -54,13 +54,17 @@ BOTH = pytest.mark.parametrize("omniscient", [False, True], ids=["fellows", "omn
 
 
 @BOTH
-def test_inner_product(tmp_path: Path, truth: np.ndarray, omniscient: bool) -> None:
+def test_inner_product_sends_a_tenth_of_the_mean_reversed(
+    tmp_path: Path, truth: np.ndarray, omniscient: bool
+) -> None:
     found = sent(tmp_path, truth, "inner-product", omniscient=omniscient)
     close(found, -0.1 * known(truth, omniscient).mean(axis=0))
 
 
 @BOTH
-def test_mimic(tmp_path: Path, truth: np.ndarray, omniscient: bool) -> None:
+def test_mimic_sends_the_update_furthest_along_the_principal_direction(
+    tmp_path: Path, truth: np.ndarray, omniscient: bool
+) -> None:
     seen = known(truth, omniscient)
     centred = seen - seen.mean(axis=0)
     direction = np.linalg.svd(centred)[2][0]
@@ -69,7 +73,9 @@ def test_mimic(tmp_path: Path, truth: np.ndarray, omniscient: bool) -> None:
 
 
 @BOTH
-def test_baruch(tmp_path: Path, truth: np.ndarray, omniscient: bool) -> None:
+def test_baruch_sends_the_mean_less_z_deviations(
+    tmp_path: Path, truth: np.ndarray, omniscient: bool
+) -> None:
     seen = known(truth, omniscient)
     supporters = CLIENTS // 2 + 1 - BYZANTINE
     z = NormalDist().inv_cdf((CLIENTS - BYZANTINE - supporters) / (CLIENTS - BYZANTINE))
@@ -88,7 +94,9 @@ def spread_out(vector: np.ndarray, seen: np.ndarray, how: str) -> tuple[float, f
 
 @BOTH
 @pytest.mark.parametrize("attack", ["min-max", "min-sum"])
-def test_distance_attacks(tmp_path: Path, truth: np.ndarray, attack: str, omniscient: bool) -> None:
+def test_distance_attacks_go_to_their_limit_against_the_mean(
+    tmp_path: Path, truth: np.ndarray, attack: str, omniscient: bool
+) -> None:
     seen = known(truth, omniscient)
     found = sent(tmp_path, truth, attack, omniscient=omniscient)
     close(found, found[:1])  # all alike
@@ -104,18 +112,24 @@ def test_distance_attacks(tmp_path: Path, truth: np.ndarray, attack: str, omnisc
     ("attack", "factor"),
     [("reverse-average", -1), ("reverse-scaled-average", -50)],
 )
-def test_reversed_averages(tmp_path: Path, truth: np.ndarray, attack: str, factor: int) -> None:
+def test_reversed_averages_are_of_all_colluders_or_of_oneself(
+    tmp_path: Path, truth: np.ndarray, attack: str, factor: int
+) -> None:
     close(sent(tmp_path / "a", truth, attack), factor * truth[HONEST:].mean(axis=0))
     alone = sent(tmp_path / "b", truth, attack, collusion=False)
     close(alone, factor * truth[HONEST:])
 
 
-def test_sign_flip_and_ones(tmp_path: Path, truth: np.ndarray) -> None:
+def test_sign_flip_negates_and_all_ones_ignores_what_was_learnt(
+    tmp_path: Path, truth: np.ndarray
+) -> None:
     close(sent(tmp_path / "a", truth, "sign-flip"), -truth[HONEST:])
     close(sent(tmp_path / "b", truth, "all-ones"), np.ones(1))
 
 
-def test_the_random_attacks(tmp_path: Path, truth: np.ndarray) -> None:
+def test_random_attacks_keep_lengths_or_share_one_normal_shift(
+    tmp_path: Path, truth: np.ndarray
+) -> None:
     own = truth[HONEST:]
     found = sent(tmp_path / "a", truth, "random-gradient")
     lengths = np.linalg.norm(found, axis=1)
@@ -128,7 +142,7 @@ def test_the_random_attacks(tmp_path: Path, truth: np.ndarray) -> None:
     assert shifts[0].std() == pytest.approx(1, abs=0.2)
 
 
-def test_no_vector_attack_was_forgotten() -> None:
+def test_every_vector_attack_is_checked_here() -> None:
     source = Path(__file__).read_text(encoding="utf-8")
     assert [name for name in attacks.names("vector") if f'"{name}"' not in source] == []
 

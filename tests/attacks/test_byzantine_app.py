@@ -76,7 +76,9 @@ def in_round(server_round: int = 4, client_id: int = 9, **more: Any) -> dict[str
         ("min-sum", GRADIENT),
     ],
 )
-def test_vector_attacks_on_its_own_update(name: str, expected: np.ndarray) -> None:
+def test_a_vector_attack_changes_its_own_update_and_leaves_the_count(
+    name: str, expected: np.ndarray
+) -> None:
     reply = byzantine_app(honest_app(), name)(order(**in_round()), context())
     np.testing.assert_allclose(update(reply), expected, rtol=1e-5, atol=1e-6)
     assert reply.content["metrics"]["num-examples"] == 7
@@ -121,7 +123,7 @@ def test_label_flip_is_the_node_operator_s_doing() -> None:
     np.testing.assert_allclose(update(reply), GRADIENT, rtol=1e-6)
 
 
-def test_reply_attacks() -> None:
+def test_a_reply_attack_answers_in_its_place_or_raises() -> None:
     reply = byzantine_app(honest_app(), "nan")(order(**in_round()), context())
     assert np.isnan(update(reply)).all()
     with pytest.raises(RuntimeError, match="refuses"):
@@ -140,13 +142,13 @@ def test_an_error_of_the_honest_app_is_passed_on() -> None:
     assert reply.error.reason == "no data"
 
 
-def test_flower_s_keyword_call_and_type() -> None:
+def test_it_is_a_clientapp_that_takes_flower_s_keywords() -> None:
     app = byzantine_app(honest_app(), "all-ones")
     assert isinstance(app, ClientApp)
     reply = app(message=order("train", **in_round()), context=context())
     np.testing.assert_allclose(update(reply), np.ones(3), rtol=1e-6)
 
 
-def test_unknown_attack() -> None:
+def test_an_unknown_attack_is_answered_with_the_known_ones() -> None:
     with pytest.raises(ValueError, match="attack is 'kindness'; allowed are"):
         byzantine_app(honest_app(), "kindness")

@@ -122,7 +122,7 @@ def test_a_service_that_waits_too_long_is_given_up(service: Callable[..., Accomp
     assert time.monotonic() - began < LONG / 2
 
 
-def test_a_service_that_is_away() -> None:
+def test_a_service_that_is_away_is_named_with_grpc_s_reason() -> None:
     with pytest.raises(CollusionFailed, match=r"127\.0\.0\.1:1 fails: UNAVAILABLE"):
         Accomplices("127.0.0.1:1", timeout=LONG).share("run", 1, 0, vector(0))
 
@@ -187,12 +187,14 @@ def test_who_waits_in_a_round_that_is_dropped_goes_on_after_its_patience() -> No
 
 
 @pytest.mark.parametrize(("colluders", "patience"), [(0, 1.0), (1, -1.0), (1, float("nan"))])
-def test_a_meeting_that_makes_no_sense(colluders: int, patience: float) -> None:
+def test_a_rendezvous_without_colluders_or_of_negative_patience_is_refused(
+    colluders: int, patience: float
+) -> None:
     with pytest.raises(ValueError, match="allowed are"):
         Rendezvous(colluders, patience)
 
 
-def test_tls() -> None:
+def test_over_tls_only_who_trusts_its_certificate_gets_through() -> None:
     certificate, key = self_signed()
     server = CollusionServer(Rendezvous(1, 0.0), 1, "127.0.0.1:0", certificate, key)
     with server:
@@ -239,7 +241,7 @@ def test_the_generated_code_is_that_of_the_proto_file(repository: Path, tmp_path
         assert (tmp_path / name).read_text() == (folder / name).read_text()
 
 
-def test_the_service_as_a_program(tmp_path: Path) -> None:
+def test_the_service_is_a_program_that_says_where_it_listens(tmp_path: Path) -> None:
     command = [sys.executable, "-u", "-m", "blackthorn.attacks.collusion", "--colluders", "1"]
     command += ["--listen", "127.0.0.1:0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
@@ -344,7 +346,9 @@ def test_an_attacker_whose_service_is_away_says_so_and_goes_on_alone(
     assert "round 3: client 5 attacks alone: the collusion service at 127.0.0.1:1" in caplog.text
 
 
-def test_what_the_operator_sets(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_operator_s_environment_says_where_the_service_is(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     assert Accomplices.from_environment() is None
     monkeypatch.setenv("BLACKTHORN_COLLUSION", "evil:9095")
     assert Accomplices.from_environment() == Accomplices("evil:9095")

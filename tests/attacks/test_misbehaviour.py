@@ -43,7 +43,7 @@ def arrays_of(reply: Message) -> ArrayRecord:
 
 
 @pytest.mark.parametrize(("name", "value"), [("nan", np.nan), ("infinite", np.inf), ("huge", 1e25)])
-def test_bad_values_in_every_floating_array(name: str, value: float) -> None:
+def test_bad_values_are_in_every_floating_array_and_in_no_other(name: str, value: float) -> None:
     arrays = arrays_of(lie(name))
     for key, shape, dtype in [("weight", (2, 3), "float32"), ("bias", (2,), "float64")]:
         assert arrays[key].numpy().dtype == dtype
@@ -62,7 +62,7 @@ def test_wrong_dtype_has_a_true_header() -> None:
     assert array.numpy().shape == (2, 3)
 
 
-def test_keys_and_records() -> None:
+def test_each_lie_leaves_out_or_adds_the_key_or_record_it_is_named_by() -> None:
     assert list(arrays_of(lie("missing-key"))) == ["weight", "bias"]
     assert list(arrays_of(lie("extra-key"))) == ["weight", "bias", "steps", "extra"]
     assert list(arrays_of(lie("empty-arrays"))) == []
@@ -135,7 +135,7 @@ def test_an_error_is_passed_on(name: str) -> None:
     assert reply_attack(name)(reply).error == Error(2, "no data")
 
 
-def test_raise() -> None:
+def test_raise_refuses_to_answer() -> None:
     with pytest.raises(RuntimeError, match="refuses to answer"):
         lie("raise")
 

@@ -28,7 +28,7 @@ def test_other_hosts_are_allowed_by_name_alone(host: str) -> None:
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", ":9092", "localhost:", "localhost:http"])
-def test_an_address_without_host_or_port(address: str) -> None:
+def test_an_address_without_host_or_port_is_refused(address: str) -> None:
     with pytest.raises(ValueError, match="allowed are HOST:PORT"):
         check_address(address, [])
 
@@ -47,7 +47,7 @@ def test_random_behaviour_is_the_seed_s_and_shows_all() -> None:
 
 
 @pytest.mark.parametrize("text", ["kindness", "nan,kindness", "", "nan,random"])
-def test_unknown_behaviours(text: str) -> None:
+def test_unknown_behaviours_are_answered_with_the_known_ones(text: str) -> None:
     with pytest.raises(ValueError, match="allowed are nan, infinite"):
         check_behaviours(text)
 
@@ -64,7 +64,7 @@ def test_wrong_arguments_end_with_two(capsys: pytest.CaptureFixture[str]) -> Non
         assert capsys.readouterr().err.startswith("rogue: ")
 
 
-def test_it_is_a_program() -> None:
+def test_its_help_names_the_behaviours() -> None:
     command = [sys.executable, "-m", "blackthorn.attacks.rogue", "--help"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.startswith("usage: rogue")

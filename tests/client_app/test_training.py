@@ -158,7 +158,7 @@ def quadratic(noise: list[list[float]]) -> tuple[FlatModel, list[ExampleShard]]:
     return model, [ExampleShard(Examples(row[None], torch.zeros(1))) for row in xi]
 
 
-def test_a_quadratic_in_closed_form() -> None:
+def test_steps_on_a_quadratic_end_where_the_closed_form_does() -> None:
     # w ← w − η (w + ξ): after K steps w = −ξ + (1 − η)^K (w_0 + ξ).
     model, shards = quadratic([[0.0, 0.0], [1.0, -2.0]])
     start = torch.tensor([4.0, 3.0], dtype=torch.float64)
@@ -168,7 +168,7 @@ def test_a_quadratic_in_closed_form() -> None:
     torch.testing.assert_close(params, -xi + 0.8**9 * (start + xi), rtol=1e-13, atol=0)
 
 
-def test_a_clipped_quadratic_in_closed_form() -> None:
+def test_clipped_steps_on_a_quadratic_go_straight_to_the_minimum() -> None:
     # From (4, 3), ‖∇f‖ = ‖w‖ = 5 > λ = 1: each step goes η λ straight towards 0. The second
     # client, with ξ = −w_0, stands still: its clipping factor is its own.
     model, shards = quadratic([[0.0, 0.0], [-4.0, -3.0]])
@@ -197,14 +197,14 @@ def test_training_leaves_what_it_was_given_alone() -> None:
         assert torch.equal(value, state[name]), name
 
 
-def test_no_clients() -> None:
+def test_without_clients_there_are_no_models() -> None:
     _, model, start, _ = federation("mlp-5-4", torch.float32)
     params, losses = train_clients(model, start, [], SPECS["minibatch"], [])
     assert params.shape == (0, model.dimension)
     assert losses.shape == (0,)
 
 
-def test_the_generator_of_a_client() -> None:
+def test_a_client_s_generator_is_of_seed_round_and_id_alone() -> None:
     sequence = np.random.SeedSequence(5, spawn_key=(1, 3, 0, 17, 0))
     expected = np.random.Generator(np.random.Philox(sequence)).random(4)
     np.testing.assert_array_equal(client_generator(5, 3, 17).random(4), expected)
@@ -228,12 +228,12 @@ def test_the_generator_of_a_client() -> None:
         ({"step_clip_norm": -1.0}, "clip norm is -1.0"),
     ],
 )
-def test_wrong_specs(values: dict[str, Any], message: str) -> None:
+def test_a_round_s_numbers_out_of_range_are_refused(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         LocalSGD(**{"steps": 1, "batch_size": 1, "learning_rate": 0.1, **values})
 
 
-def test_wrong_calls() -> None:
+def test_shards_without_a_generator_each_are_refused() -> None:
     _, model, start, shards = federation("mlp-5-4", torch.float32)
     with pytest.raises(ValueError, match="5 shards and 4 generators"):
         train_clients(model, start, shards, SPECS["minibatch"], generators()[1:])

@@ -52,12 +52,12 @@ def test_runs_in_lockstep_are_the_runs_alone(values: dict[str, Any]) -> None:
     assert not torch.allclose(together[0][1][-1].model, together[1][1][-1].model, rtol=1e-2)
 
 
-def test_blocks_of_seeds() -> None:
+def test_blocks_cover_every_seed_once() -> None:
     assert blocks(7, 3) == [(0, 3), (3, 6), (6, 7)]
     assert blocks(2, 25) == [(0, 2)]
 
 
-def test_cauchy_in_small() -> None:
+def test_a_cauchy_cell_measures_what_the_run_alone_does() -> None:
     cells = synthetic_noise.cauchy_cells(Scale(seeds=2))
     assert [cell.label for cell in cells] == [(method, 0) for method in synthetic_noise.METHODS]
     (cell,) = [cell for cell in cells if cell.label[0] == "PI 3"]
@@ -72,7 +72,7 @@ def test_cauchy_in_small() -> None:
     assert tails[1] == pytest.approx(np.mean(norms[-20:]), rel=2e-3)
 
 
-def test_the_estimator_s_laws_in_small() -> None:
+def test_the_tail_index_of_stable_vectors_is_their_alpha() -> None:
     settings = {"samples": 50_000, "dimension": 10, "block-size": 10, "seed": 0}
     found = {a: update_tails.law({**settings, "alpha": a}, Context()) for a in (1.0, 2.0)}
     assert found[1.0]["vectors"] == pytest.approx(1.0, abs=0.05)
@@ -81,7 +81,7 @@ def test_the_estimator_s_laws_in_small() -> None:
     assert found[2.0]["norms"] == pytest.approx(1.0, abs=0.03)
 
 
-def test_tails_of_updates_in_small() -> None:
+def test_norms_of_updates_look_light_and_vectors_do_not() -> None:
     settings = {**update_tails.SETTING, "task": "digits", "classes-per-client": 10}
     settings |= {"num-clients": 40, "local-steps": 2, "num-server-rounds": 3, "seed": 0}
     found = update_tails.updates(settings, Context())
@@ -122,7 +122,7 @@ def local_gradients(w: np.ndarray, seed: int, rate: float, steps: int) -> np.nda
     return np.array(updates)
 
 
-def test_the_quadratic_s_minimum_and_its_curvature() -> None:
+def test_the_quadratic_s_minimum_has_no_gradient_and_its_curvature_is_the_paper_s() -> None:
     task, offset, minimum = private_quadratic.problem_of(3)
     gradients = [a.T @ (a @ minimum - b) for a, b in zip(task.a, task.b, strict=True)]
     gradient = torch.stack(gradients).sum(dim=0)
@@ -134,7 +134,7 @@ def test_the_quadratic_s_minimum_and_its_curvature() -> None:
 
 
 @pytest.mark.parametrize("method", list(private_quadratic.PRIVATE))
-def test_the_quadratic_s_first_rounds(method: str) -> None:
+def test_the_quadratic_s_first_rounds_are_those_by_hand(method: str) -> None:
     bound, rate = 100.0, 0.001
     settings: Mapping[str, Any] = {
         **private_quadratic.SETTING,
@@ -176,7 +176,7 @@ def test_both_methods_of_the_quadratic_get_the_same_noise() -> None:
     assert ends[0]["ratio"][1] == pytest.approx(ends[1]["ratio"][1], rel=1e-6)
 
 
-def test_table_1_in_small(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cell_of_table_1_gives_the_last_accuracies(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("BLACKTHORN_DATA_DIR", raising=False)
     cells = private_fashion.cells(Scale(quick=True))
     assert len(cells) == 5

@@ -109,7 +109,7 @@ def test_a_sampled_chain_is_near_its_exact_law() -> None:
     assert found["sampled"] == pytest.approx(found["exact"], rel=0.35)
 
 
-def test_fashion_mnist_in_small(data_dir: str) -> None:
+def test_a_cell_of_the_fashion_mnist_figure_has_every_system_s_scores(data_dir: str) -> None:
     (cell, *_) = posterior_fashion.cells(Scale(seeds=1, data_dir=data_dir))
     short = {**cell.settings, "num-server-rounds": 3, "burn-in": 1, "evaluate-every": 3}
     found = cell.work(short, Context(data_dir))

@@ -39,7 +39,7 @@ def small(experiment: Experiment) -> Experiment:
 
 
 @pytest.mark.parametrize("name", sorted(command.PAPERS))
-def test_from_the_cells_to_the_report(
+def test_every_paper_goes_from_cells_to_a_report_with_claims(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("BLACKTHORN_DATA_DIR", raising=False)

@@ -62,7 +62,7 @@ def test_every_cell_is_a_configuration(quick: bool, request: pytest.FixtureReque
     assert (("A.5", "A.5", "bulyan") in found) == (not quick)
 
 
-def test_a_cell_in_small(data_dir: str) -> None:
+def test_in_two_rounds_rage_removes_the_colluders_and_the_mean_loses(data_dir: str) -> None:
     """Under A.3 RAGE removes the 25 and one more; the mean, under attack, loses to it."""
     final = {}
     for rule in ("rage", "mean"):
@@ -97,7 +97,7 @@ ROWS = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("attack", "rule"), ROWS)
-def test_the_accuracy(data_dir: str, attack: str, rule: str) -> None:
+def test_every_rule_s_accuracy_is_the_table_s(data_dir: str, attack: str, rule: str) -> None:
     steady = rule in ("rage", "mean", "trimmed-mean")
     points = (5 if attack == "A.1" else 3) if steady else 10
     assert accuracy(attack, rule, data_dir) == pytest.approx(EXPECTED[attack][rule], abs=points)
@@ -105,7 +105,9 @@ def test_the_accuracy(data_dir: str, attack: str, rule: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("attack", ["A.1", "A.2", "A.3", "A.4"])
-def test_the_order(data_dir: str, attack: str) -> None:
+def test_rage_comes_before_the_trimmed_mean_and_that_before_the_median(
+    data_dir: str, attack: str
+) -> None:
     rules = ("rage", "trimmed-mean", "median")
     best, middle, worst = (accuracy(attack, rule, data_dir) for rule in rules)
     assert best > middle > worst
@@ -124,6 +126,6 @@ SHARES = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("attack", SHARES)
-def test_whom_rage_removes(data_dir: str, attack: str) -> None:
+def test_rage_removes_as_many_colluders_as_is_recorded(data_dir: str, attack: str) -> None:
     low, high, _ = REMOVED[attack]
     assert low <= measured(attack, "rage", data_dir)["corrupt removed"] <= high

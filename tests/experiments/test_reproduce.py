@@ -165,7 +165,7 @@ def test_a_store_has_one_writer(tmp_path: Path) -> None:
         ([], "not checked"),
     ],
 )
-def test_verdicts(findings: list[Finding], verdict: str) -> None:
+def test_a_claim_s_verdict_follows_from_its_findings(findings: list[Finding], verdict: str) -> None:
     assert Claim("c", findings).verdict == verdict
     assert Claim("c", findings, foreseen=None).agrees
     assert Claim("c", findings).agrees == (verdict in ("reproduced", "not checked"))
@@ -246,7 +246,9 @@ def text_of(console: Console) -> str:
     return console.file.getvalue()
 
 
-def test_a_paper_end_to_end_on_the_digits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_paper_runs_on_the_digits_where_mnist_is_not_at_hand(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("BLACKTHORN_DATA_DIR", raising=False)
     options = command.Options(Scale(quick=True, seeds=1), "failure", tmp_path, processes=1)
     people, result = quiet(), quiet()
@@ -308,7 +310,9 @@ def test_what_needs_no_data_is_reported_without_them(
         (["fat-clipping", "--only", "gauss"], "--only gauss is not known for fat-clipping"),
     ],
 )
-def test_unknown_names(tmp_path: Path, arguments: list[str], expected: str) -> None:
+def test_an_unknown_paper_or_experiment_is_one_line(
+    tmp_path: Path, arguments: list[str], expected: str
+) -> None:
     options = command.Options(only=arguments[2] if len(arguments) > 1 else None)
     with pytest.raises(ConfigError, match=re.escape(expected)):
         command.reproduce(arguments[0], options, quiet(), quiet())

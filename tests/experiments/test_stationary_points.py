@@ -56,13 +56,13 @@ def end(initial: float, strategy: type, **values: Any) -> float:
 
 
 @INITIAL
-def test_one_step_without_clipping(initial: float) -> None:
+def test_one_step_without_clipping_ends_at_the_minimum(initial: float) -> None:
     x = end(initial, GFedAvg, local_steps=1, local_lr=0.05, num_server_rounds=40)
     assert x == pytest.approx(0.0, abs=1e-6)
 
 
 @INITIAL
-def test_steps_without_end_without_clipping(initial: float) -> None:
+def test_steps_without_end_and_without_clipping_end_at_13_9(initial: float) -> None:
     x = end(initial, GFedAvg, **TO_THE_END, num_server_rounds=3)
     assert x == pytest.approx(13 / 9, abs=1e-6)  # the mean of 4, 1/2 and -1/6
 
@@ -71,7 +71,9 @@ def test_steps_without_end_without_clipping(initial: float) -> None:
 @pytest.mark.parametrize(
     ("algorithm", "strategy"), [("ce-fedavg", CEFedAvg), ("fat-clipping-pr", FatClippingPR)]
 )
-def test_one_step_clipped_in_gradient_units(initial: float, algorithm: str, strategy: type) -> None:
+def test_one_step_clipped_in_gradient_units_ends_at_1_2(
+    initial: float, algorithm: str, strategy: type
+) -> None:
     x = end(
         initial,
         strategy,
@@ -86,7 +88,7 @@ def test_one_step_clipped_in_gradient_units(initial: float, algorithm: str, stra
 
 
 @INITIAL
-def test_one_step_of_length_one_clipped_in_parameter_units(initial: float) -> None:
+def test_one_step_at_rate_one_clipped_in_parameter_units_ends_at_1_2(initial: float) -> None:
     # With eta_l = 1 the units agree.
     x = end(
         initial,
@@ -123,7 +125,7 @@ def test_one_short_step_clipped_in_parameter_units_is_not_clipped(initial: float
         ("fat-clipping-pr", FatClippingPR, {"clip_norm": 20.0, "clip_units": "gradient"}),
     ],
 )
-def test_steps_without_end_clipped(
+def test_steps_without_end_clipped_end_at_2_3(
     initial: float, algorithm: str, strategy: type, threshold: dict[str, Any]
 ) -> None:
     x = end(initial, strategy, algorithm=algorithm, **threshold, **TO_THE_END, num_server_rounds=30)
@@ -138,7 +140,7 @@ CLAIM = pytest.mark.parametrize(
 
 @CLAIM
 @INITIAL
-def test_claim_2_1_model_clipping(
+def test_by_claim_2_1_clipped_models_end_beside_the_minimum(
     c: float, k: float, local_lr: float, steps: int, initial: float
 ) -> None:
     x = claim_end(initial, ModelClipping, "model-clipping", c, k, local_lr, steps)
@@ -148,7 +150,7 @@ def test_claim_2_1_model_clipping(
 
 
 @CLAIM
-def test_claim_2_1_difference_clipping_does_better(
+def test_for_claim_2_1_clipped_differences_end_nearer(
     c: float, k: float, local_lr: float, steps: int
 ) -> None:
     models = claim_end(0.6, ModelClipping, "model-clipping", c, k, local_lr, steps)
@@ -167,7 +169,7 @@ def test_claim_2_1_difference_clipping_does_better(
     assert loss(differences) < loss(models)
 
 
-def test_claim_2_1_without_clipping_is_right() -> None:
+def test_for_claim_2_1_no_clipping_ends_at_the_minimum() -> None:
     x = claim_end(0.6, GFedAvg, "gfedavg", 2.0, 5.0, 0.3, 3)
     assert x == pytest.approx(8 / 3, abs=1e-6)
 
@@ -213,7 +215,7 @@ def test_the_analytic_gradient_is_autograd_s(dtype: str) -> None:
         torch.testing.assert_close(gradients[client], torch.autograd.grad(loss, point)[0])
 
 
-def test_the_server_s_loss() -> None:
+def test_the_server_s_loss_is_the_mean_over_clients() -> None:
     config = make_config({"task": "least-squares", "num-clients": 3, "dtype": "float64"})
     problem = load_problem(config)
     metrics = problem.task.evaluate(problem.model, torch.tensor([2.0], dtype=torch.float64))

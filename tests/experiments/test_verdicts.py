@@ -42,7 +42,7 @@ def differing(claims: list[Claim]) -> list[int]:
     ("low", "high", "expected"),
     [(1.0, 2.0, "1 to 2"), (-math.inf, 2.0, "below 2"), (1.0, math.inf, "above 1")],
 )
-def test_ranges(low: float, high: float, expected: str) -> None:
+def test_a_finding_holds_within_its_range_alone(low: float, high: float, expected: str) -> None:
     assert between("x", 1.5, low, high) == Finding("x", "1.5", expected, True)
     assert not between("x", math.nan, low, high).holds
     assert not between("x", 0.5 if low == 1.0 else 2.5, low, high).holds
@@ -56,7 +56,9 @@ def test_ranges(low: float, high: float, expected: str) -> None:
     ("method", "value", "claim"),
     [("PI 3", 0.25, 0), ("PR 30", 0.02, 1), ("PR 3", 1.9, 1), ("FedAvg", 4.9, 3)],
 )
-def test_cauchy(scale: Scale, method: str, value: float, claim: int) -> None:
+def test_under_cauchy_noise_a_method_out_of_place_changes_its_claim(
+    scale: Scale, method: str, value: float, claim: int
+) -> None:
     good = {
         "FedAvg": np.array([6.0, *[200.0] * 30]),
         "PR 3": np.full(31, 3.4),
@@ -73,7 +75,7 @@ def test_cauchy(scale: Scale, method: str, value: float, claim: int) -> None:
     assert [claim.verdict for claim in claims[:3]] == ["not", "partly", "not"]
 
 
-def test_tail_indices() -> None:
+def test_the_order_of_methods_must_follow_the_tail_index() -> None:
     def by_alpha(medians: list[float]) -> dict[tuple[str, float], np.ndarray]:
         return {
             (m, a): np.full(3, v)
@@ -89,14 +91,14 @@ def test_tail_indices() -> None:
     assert differing(rising) == [0, 1]
 
 
-def test_the_estimator() -> None:
+def test_the_estimator_must_see_vectors_fat_and_norms_not() -> None:
     found = {a: {"vectors": a, "norms": min(1.0, 0.75 * a)} for a in update_tails.ALPHAS}
     assert all_agree(update_tails.law_claims(found))
     wrong = {a: {"vectors": own["norms"], "norms": a} for a, own in found.items()}
     assert differing(update_tails.law_claims(wrong)) == [0, 1]
 
 
-def test_the_estimator_on_norms() -> None:
+def test_the_index_of_norms_is_that_by_hand() -> None:
     assert update_tails.index_of_norms(np.full(100, 3.7)) == pytest.approx(1.0)
     # By hand: blocks (1, 3) and (2, 2) both sum to 4, so that the growth of the logarithms is
     # ln 4 − (ln 1 + ln 3 + 2 ln 2)/4.
@@ -105,7 +107,7 @@ def test_the_estimator_on_norms() -> None:
     assert update_tails.index_of_norms(norms, 2) == pytest.approx(math.log(2) / growth)
 
 
-def test_tails_of_updates() -> None:
+def test_light_norms_and_fat_vectors_are_what_is_claimed() -> None:
     found: dict[tuple[int, int], Value] = {
         (p, k): {"norms": 1.0, "vectors": 1.8 + 0.02 * p} for p in (2, 5, 10) for k in (1, 5)
     }
@@ -114,7 +116,7 @@ def test_tails_of_updates() -> None:
     assert [claim.verdict for claim in update_tails.update_claims(fat)] == ["not"] * 3
 
 
-def test_failures() -> None:
+def test_a_failure_is_a_fall_of_accuracy_with_a_spike() -> None:
     def own(failed: int | None, peak: float, first: float = 1.0) -> Value:
         accuracies = [0.1, 0.4, 0.6, 0.5, 0.5, 0.1]
         return {
@@ -134,7 +136,7 @@ def test_failures() -> None:
     assert catastrophes.failure_claims([own(5, 1.0, first=9.0)])[1].verdict == "not"
 
 
-def test_success() -> None:
+def test_a_success_is_a_run_that_neither_failed_nor_fell() -> None:
     names = list(catastrophes.METHODS)
     good = {
         (name, p): share for name, share in zip(names, (0, 40, 100), strict=True) for p in (2, 10)
@@ -166,7 +168,7 @@ def quadratic_numbers(ratios: dict[float, float], snr: dict[float, float]) -> di
 
 
 @BOTH
-def test_quadratic(scale: Scale) -> None:
+def test_on_the_quadratic_normalising_must_be_better_by_as_much_as_claimed(scale: Scale) -> None:
     good, snr = {100.0: 1.78, 50.0: 1.06, 40.0: 1.0}, {100.0: 2.0, 50.0: 1.3, 40.0: 1.0}
     assert all_agree(private_quadratic.claims(quadratic_numbers(good, snr), scale))
     alike = dict.fromkeys(good, 1.0)
@@ -189,7 +191,7 @@ def fashion(gaps: dict[float, float], fedavg: float = 83.4, level: float = 81.0)
 
 
 @BOTH
-def test_fashion(scale: Scale) -> None:
+def test_on_fashion_mnist_the_gain_must_fall_with_the_threshold(scale: Scale) -> None:
     good = {62.5: 2.5, 31.25: 1.1, 15.6: 0.0}
     assert all_agree(private_fashion.claims(fashion(good), scale))
     same = private_fashion.claims(fashion(dict.fromkeys(good, 0.0)), scale)
@@ -217,7 +219,7 @@ def curves(fedavg: float, clipped: float, private: float, models: float) -> dict
     }
 
 
-def test_the_cost_of_clipping() -> None:
+def test_the_cost_of_clipping_must_be_small_for_updates_and_large_for_models() -> None:
     assert all_agree(clipping_cost.full_claims(curves(90.8, 89.0, 88.6, 20.0)))
     assert all_agree(clipping_cost.quick_claims(curves(86.0, 80.0, 79.0, 20.0)))
     assert all_agree(clipping_cost.iid_claims(curves(86.0, 80.0, 79.0, 20.0)))
@@ -230,7 +232,7 @@ def test_the_cost_of_clipping() -> None:
     assert 0 in differing(clipping_cost.quick_claims(curves(50.0, 45.0, 44.0, 20.0)))
 
 
-def test_stationary_points() -> None:
+def test_stationary_points_off_the_table_do_not_reproduce() -> None:
     ends = {name: [end] * 3 for name, (_, end) in stationary_points.TABLE_4.items()}
     assert stationary_points.table_4_claim(ends).verdict == "reproduced"
     never_clipped = {**ends, "Q = 1, c = 1 (gradient units)": [0.0, 0.0, 0.0]}
@@ -241,7 +243,7 @@ def test_stationary_points() -> None:
     assert stationary_points.claim_2_1(8 / 3, models / 2).verdict == "not"
 
 
-def test_the_spread_of_updates() -> None:
+def test_updates_of_unlike_clients_must_spread_more() -> None:
     case = ("mnist", "mlp-32")
     keys = [(case, "IID"), (case, "Non-IID")]
     claims = update_shapes.claims(
@@ -262,7 +264,7 @@ def exact() -> dict[str, Value]:
     return {str(c.label[0]): c.work(c.settings, Context()) for c in exact_distance.cells(QUICK)}
 
 
-def test_exact_distances(exact: dict[str, Value]) -> None:
+def test_the_exact_distances_reproduce_every_claim(exact: dict[str, Value]) -> None:
     claims = exact_verdicts.section({(k, 0): v for k, v in exact.items()}, QUICK).claims
     assert [claim.verdict for claim in claims] == ["reproduced"] * 11
 
@@ -283,7 +285,7 @@ def test_wrong_distances_do_not_reproduce(exact: dict[str, Value]) -> None:
 
 
 @BOTH
-def test_sampled_distances(scale: Scale) -> None:
+def test_sampled_distances_must_be_near_the_exact_ones(scale: Scale) -> None:
     exact_ones = (0.16, 0.04, 0.01, 0.35, 0.6)
     names = list(sampled_distance.VARIATIONS)
 
@@ -305,7 +307,7 @@ def test_sampled_distances(scale: Scale) -> None:
         ((0.5, 0.6, 0.7), (0.1, 0.2, 0.05), [1]),
     ],
 )
-def test_posterior_averaging(
+def test_the_posterior_s_mean_must_have_the_better_scores(
     nll: tuple[float, float, float], ece: tuple[float, float, float], differs: list[int]
 ) -> None:
     figures = {
@@ -322,7 +324,7 @@ REMOVED = {"A.1": 40.0, "A.2": 0.0, "A.3": 100.0, "A.4": 100.0, "A.5": 0.0, "A.6
 
 @BOTH
 @pytest.mark.parametrize("attack", sorted(REMOVED))
-def test_attacks(scale: Scale, attack: str) -> None:
+def test_a_defence_that_falls_back_to_another_rule_shows(scale: Scale, attack: str) -> None:
     expected = byzantine_verdicts.EXPECTED
     none = {rule: [value] for rule, value in expected["none"].items()}
     good = {rule: [value] for rule, value in expected[attack].items()}
@@ -338,7 +340,7 @@ def test_attacks(scale: Scale, attack: str) -> None:
 
 
 @BOTH
-def test_the_table(scale: Scale) -> None:
+def test_the_table_shows_attacks_that_harm_nobody_or_a_rule_that_harms(scale: Scale) -> None:
     expected = byzantine_verdicts.EXPECTED
     assert all_agree(byzantine_verdicts.table_claims(expected, scale))
     harmless = {attack: dict(expected["none"]) for attack in expected}

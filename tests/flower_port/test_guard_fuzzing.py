@@ -192,7 +192,7 @@ def _make_likely(data: st.DataObject, made: dict[str, Any], known: dict[str, lis
     made["clientapp_runtime_list"] = []
 
 
-def test_bytes_that_are_no_request(guarded: Fleet) -> None:
+def test_bytes_that_are_no_request_get_a_known_status(guarded: Fleet) -> None:
     rogue = guarded.node()
     with rogue.channel() as channel:
 

@@ -71,7 +71,9 @@ def test_a_wrong_limit_is_one_line(setting: str) -> None:
 
 
 @pytest.mark.parametrize("version", ["1.33.0", "1.34.2"])
-def test_the_versions_whose_inside_is_known(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_versions_whose_inside_is_known_are_taken(
+    version: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(importlib.metadata, "version", lambda _name: version)
     flower.check_version()
 

@@ -111,7 +111,7 @@ def test_an_honest_reply_passes_whole(size: int) -> None:
     assert stub.confirmed == [stub.tree.object_id] == [received.metadata.message_id]
 
 
-def test_no_reply_yet() -> None:
+def test_before_there_is_a_reply_nothing_is_pulled() -> None:
     link = Link(Stub(None, {}))
     assert pull(link, order(3)) is None
 
@@ -194,7 +194,7 @@ def test_a_part_that_is_uploaded_later_is_taken() -> None:
     assert len(looks) > 4
 
 
-def test_a_part_that_is_gone() -> None:
+def test_a_reply_with_a_part_that_is_gone_is_refused() -> None:
     message = order(3)
     link, stub = link_with(reply_to(message, 3))
     stub.contents.clear()
@@ -203,7 +203,7 @@ def test_a_part_that_is_gone() -> None:
     assert len(stub.confirmed) == 1
 
 
-def test_something_that_is_no_message() -> None:
+def test_what_is_no_message_is_refused() -> None:
     message = order(3)
     record = MetricRecord({"num-examples": 7})
     stub = Stub(ObjectTree(object_id=record.object_id), {record.object_id: record.deflate()})

@@ -52,7 +52,7 @@ def test_what_says_where_the_server_writes_is_the_servers() -> None:
     assert not {"seed", "local-lr", "epsilon", "clip-norm", "data-dir"} & set(server_keys())
 
 
-def test_no_code_of_the_clients_reads_them(repository: Path) -> None:
+def test_no_code_of_the_clients_reads_the_server_s_keys(repository: Path) -> None:
     names = {key.replace("-", "_") for key in server_keys()}
     for package in CLIENTS_CODE:
         for path in (repository / package).rglob("*.py"):
@@ -79,7 +79,7 @@ def test_the_superlink_knows_our_app(repository: Path) -> None:
 
 @pytest.mark.deployment
 @pytest.mark.skipif(sys.platform != "linux", reason="the cluster's programs are forked")
-def test_they_do_not_reach_a_client(
+def test_the_server_s_keys_do_not_reach_a_client(
     repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A real SuperLink and SuperNode; the ServerApp has them all, the ClientApp the defaults."""

@@ -86,7 +86,7 @@ def test_the_client_key_is_what_flower_takes(folder: Path) -> None:
 
 
 @pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="there is no ssh-keygen")
-def test_openssh_agrees(folder: Path) -> None:
+def test_openssh_reads_the_same_public_key(folder: Path) -> None:
     told = subprocess.run(
         ["ssh-keygen", "-y", "-f", folder / "clients" / "node0"],
         capture_output=True,
@@ -129,12 +129,12 @@ def test_a_lost_authority_key_is_said(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "../node0", "a b", "node0.pub", "-x"])
-def test_a_client_name_is_a_file_name(tmp_path: Path, name: str) -> None:
+def test_a_client_name_that_is_no_file_name_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(CertificateError, match="is not allowed"):
         make(tmp_path, [], [name])
 
 
-def test_a_host_is_a_name_or_an_address(tmp_path: Path) -> None:
+def test_a_host_that_is_neither_name_nor_address_is_refused(tmp_path: Path) -> None:
     make(tmp_path, ["localhost"], [])
     (tmp_path / "server.pem").unlink()
     with pytest.raises(CertificateError, match="neither a host name nor an IP address"):

@@ -30,7 +30,7 @@ def refusal(config: dict[str, bool | int | float | str], data: Path) -> CannotTa
     return refused.value
 
 
-def test_examples_that_do_not_fit_the_recipe(
+def test_examples_that_do_not_fit_the_recipe_are_refused_and_the_client_told_more(
     repository: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = to_mapping(recipe_config(repository / "recipes" / "own-data.toml", (), {}))

@@ -99,7 +99,7 @@ def test_bad_replies_are_named_and_cost_nothing(repository: Path, tmp_path: Path
             assert reason in rejection["reason"]
 
 
-def test_a_client_slower_than_the_deadline(
+def test_a_client_slower_than_the_deadline_is_rejected_with_that_reason(
     repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("BLACKTHORN_ATTACK_SECONDS", "600")
@@ -112,7 +112,7 @@ def test_a_client_slower_than_the_deadline(
         assert entry["replied"] >= 1
 
 
-def test_a_client_process_killed_in_mid_round(
+def test_a_client_process_killed_in_mid_round_costs_its_own_reply_alone(
     repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     killed: list[int] = []

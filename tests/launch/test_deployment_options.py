@@ -197,7 +197,7 @@ def test_other_texts_are_no_addresses(text: str) -> None:
         parse_address(text, "--server", 9092)
 
 
-def test_what_stays_on_this_machine() -> None:
+def test_loopback_addresses_stay_on_this_machine_and_no_others() -> None:
     assert all(map(is_loopback, ("localhost", "127.0.0.1", "127.8.8.8", "::1")))
     assert not any(map(is_loopback, ("localhost.example.org", "0.0.0.0", "10.0.0.1", "::")))
 

@@ -66,7 +66,7 @@ def test_the_cluster_samples_what_the_engine_samples(
 @pytest.mark.parametrize(
     "recipe", ["fa-ld-bayes-linear", pytest.param("fa-ld-fashion-mnist", marks=pytest.mark.slow)]
 )
-def test_a_node_is_killed_and_brought_back(
+def test_the_chain_goes_on_without_a_killed_node_and_takes_it_back(
     repository: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

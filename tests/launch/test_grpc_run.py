@@ -9,7 +9,9 @@ from blackthorn.launch.commands.recipes import recipe_config
 from blackthorn.recording.run_folder import read_metrics
 
 
-def test_a_cluster_with_an_attacker_completes(repository: Path, tmp_path: Path) -> None:
+def test_rage_filters_the_attacker_of_a_cluster_in_every_round(
+    repository: Path, tmp_path: Path
+) -> None:
     options = {
         "num-clients": 4,
         "num-byzantine": 1,

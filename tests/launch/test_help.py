@@ -39,7 +39,7 @@ def command_at(path: tuple[str, ...]) -> click.Command:
     return command
 
 
-def test_there_are_commands() -> None:
+def test_the_commands_are_found() -> None:
     assert {("simulate",), ("cluster",), ("report",), ("calibrate", "dp")} <= set(PATHS)
 
 

@@ -127,7 +127,9 @@ def missed(folder: Path, client: int) -> list[dict[str, Any]]:
     ]
 
 
-def test_a_run_over_a_link_with_delay_and_loss(federation: Federation, repository: Path) -> None:
+def test_a_run_ends_over_a_link_with_delay_and_loss(
+    federation: Federation, repository: Path
+) -> None:
     host = federation.clients[0]
     if not host.has_netem():
         pytest.skip("this kernel has no netem: no link can be given a delay of 100 ms")

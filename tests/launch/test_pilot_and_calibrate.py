@@ -143,7 +143,7 @@ def test_pilot_that_fails_itself_says_so(blackthorn: Command, tmp_path: Path) ->
     assert "The pilot run itself failed in round" in blackthorn.out
 
 
-def test_report_by_hand() -> None:
+def test_the_report_has_mean_and_quantiles_of_the_norms() -> None:
     norms = NormRecorder()
     norms.parameter, norms.gradient = [1.0, 2.0, 3.0, 4.0, 5.0], [10.0, 20.0, 30.0, 40.0, 500.0]
     found = rows(pilot_report(Path("a.toml"), norms))
@@ -192,7 +192,7 @@ def test_calibrate_prints_both_theorems(blackthorn: Command) -> None:
     assert blackthorn.number(r"squared gradient norm: (\S+)") == pytest.approx(0.005)
 
 
-def test_calibrate_for_strong_convexity(blackthorn: Command) -> None:
+def test_calibrate_prints_the_bounds_for_strong_convexity(blackthorn: Command) -> None:
     assert calibrate(blackthorn, "--mu", "0.5", alpha="2") == 0
     assert "FAT-Clipping-PR (Theorem 1)" in blackthorn.out
     assert "FAT-Clipping-PI (Theorem 3)" in blackthorn.out
@@ -288,7 +288,7 @@ def test_calibrate_dp_says_what_a_noise_multiplier_costs(blackthorn: Command) ->
         assert least < by_rdp < 1.2 * least
 
 
-def test_calibrate_dp_goes_both_ways(blackthorn: Command) -> None:
+def test_calibrate_dp_gives_back_the_epsilon_that_its_noise_is_for(blackthorn: Command) -> None:
     """What a cohort that is drawn costs is what its own budget asks for, in its own column."""
     run = ("--sample-rate", "0.2", "--rounds", "50", "--accountant", "rdp")
     assert blackthorn("calibrate", "dp", "--epsilon", "5", *run) == 0

@@ -64,14 +64,14 @@ def tcp_server(answer: Callable[[socket.socket], None]) -> Iterator[Address]:
             thread.join(10)
 
 
-def test_a_server_as_it_should_be(certs: Path) -> None:
+def test_a_server_as_it_should_be_is_let_pass(certs: Path) -> None:
     with grpc_server(certs / "ours") as address:
         probe(address, certs / "ours" / "ca.crt")
     with grpc_server(None) as address:
         probe(address, None)
 
 
-def test_another_authority(certs: Path) -> None:
+def test_another_authority_is_named(certs: Path) -> None:
     with (
         grpc_server(certs / "ours") as address,
         pytest.raises(Refused, match=r"is not the server that --ca .*/theirs/ca\.crt vouches for"),
@@ -79,14 +79,14 @@ def test_another_authority(certs: Path) -> None:
         probe(address, certs / "theirs" / "ca.crt")
 
 
-def test_tls_on_one_side_only(certs: Path) -> None:
+def test_tls_on_one_side_only_is_said(certs: Path) -> None:
     with grpc_server(certs / "ours") as address, pytest.raises(Refused, match=r"wants TLS"):
         probe(address, None)
     with grpc_server(None) as address, pytest.raises(Refused, match=r"does not speak TLS"):
         probe(address, certs / "ours" / "ca.crt")
 
 
-def test_a_name_that_the_certificate_is_not_for(certs: Path) -> None:
+def test_a_certificate_for_another_name_is_said(certs: Path) -> None:
     def answer(connection: socket.socket) -> None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(certs / "named" / "server.pem", certs / "named" / "server.key")
@@ -110,7 +110,7 @@ def make_for_a_name_alone(folder: Path) -> None:
         make(folder, ["fl.example.org"], [])
 
 
-def test_nobody_there_may_change() -> None:
+def test_where_nobody_answers_it_may_be_tried_again() -> None:
     (port,) = free_loopback_ports(1)
     with pytest.raises(NotYet, match=r"nobody answers at 127\.0\.0\.1"):
         probe(Address("127.0.0.1", port), None)
@@ -118,7 +118,7 @@ def test_nobody_there_may_change() -> None:
         probe(Address("nowhere.invalid", 9092), None)
 
 
-def test_a_ca_that_is_none(certs: Path, tmp_path: Path) -> None:
+def test_a_ca_that_cannot_be_read_is_said(certs: Path, tmp_path: Path) -> None:
     (tmp_path / "ca.crt").write_text("nothing")
     with (
         grpc_server(certs / "ours") as address,

@@ -27,7 +27,7 @@ ENTRY = {
 }
 
 
-def test_a_line_says_it_all() -> None:
+def test_a_round_s_line_has_figures_replies_and_reasons() -> None:
     first, second = round_line(ENTRY, 12).splitlines()
     for part in ("3/12", "87.5 %", "loss 0.2500", "epsilon 1.24", "replies 4/5", "filtered 1"):
         assert part in first
@@ -87,7 +87,7 @@ def test_an_estimate_tells_how_long_rounds_took(
     assert ["--:--" in shown[0] or "0:" in shown[0], "  left " in shown[1]] == [timed, timed]
 
 
-def test_time_left() -> None:
+def test_time_left_is_in_whole_seconds_or_minutes() -> None:
     assert [time_left(s) for s in (0.4, 59.6, 61, 3725)] == [
         *("0:00:00", "0:01:00", "0:01:01", "1:02:05")
     ]

@@ -160,7 +160,7 @@ def charged(folder: Path) -> int:
     return sum(count for _, count in read_charges(folder / "ledger.json"))
 
 
-def test_everything_is_killed_and_the_command_is_given_again(
+def test_after_everything_was_killed_the_command_goes_on_to_the_same_end(
     repository: Path, tmp_path: Path, run_in_the_cluster: Run
 ) -> None:
     whole, dead = tmp_path / "whole", tmp_path / "dead"

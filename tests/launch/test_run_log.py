@@ -37,7 +37,7 @@ def test_a_client_s_text_does_not_pass_for_the_server_s() -> None:
     assert [line.partition(":")[0] for line in log.news()] == ["node 17", "node 17"]
 
 
-def test_who_holds_which_client() -> None:
+def test_the_log_tells_which_node_holds_a_client() -> None:
     log = RunLog()
     list(log.read("client 3 is held by node 12\n" + "half a line"))
     assert log.nodes == {3: 12}

@@ -183,13 +183,15 @@ FAULTS = {
 }
 
 
-def test_one_run_survives_all_of_them(server: Server, repository: Path) -> None:
+def test_one_run_survives_the_death_of_every_process(server: Server, repository: Path) -> None:
     survives_all(server, repository, "all")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("time", range(5))
-def test_it_survives_them_every_time(server: Server, repository: Path, time: int) -> None:
+def test_a_run_survives_the_death_of_every_process_every_time(
+    server: Server, repository: Path, time: int
+) -> None:
     survives_all(server, repository, f"all-{time}")
 
 

@@ -51,7 +51,7 @@ def history() -> ClientHistory:
     return ClientHistory.of(json.loads(json.dumps(history_entry(r))) for r in ROUNDS)
 
 
-def test_a_line() -> None:
+def test_a_line_has_clients_by_state_weights_and_reasons() -> None:
     assert history_entry(ROUNDS[0]) == {
         "round": 1,
         "clients": {"kept": [0], "filtered": [5], "rejected": [2], "no reply": [7]},
@@ -66,7 +66,7 @@ def test_a_line() -> None:
     assert history_entry(report(9)) == {"round": 9}
 
 
-def test_the_lines_read_again() -> None:
+def test_lines_that_are_read_again_give_states_weights_and_reasons() -> None:
     found = history()
     assert found.clients == [0, 2, 5, 7]
     assert found.rounds == [1, 2, 3]
@@ -90,7 +90,7 @@ def test_a_round_that_was_done_again_counts_once() -> None:
     ]  # fmt: skip
 
 
-def test_a_run_that_was_killed_leaves_half_a_line(tmp_path: Path) -> None:
+def test_half_a_line_of_a_killed_run_is_left_out(tmp_path: Path) -> None:
     assert read_history(tmp_path) is None
     lines = [json.dumps(history_entry(r)) for r in ROUNDS]
     (tmp_path / "clients.jsonl").write_text("\n".join(lines[:2]) + "\n" + lines[2][:20])
@@ -104,7 +104,7 @@ def test_a_run_that_was_killed_leaves_half_a_line(tmp_path: Path) -> None:
 # Through a run.
 
 
-def test_rage_s_weights_and_whom_it_left_out(tmp_path: Path) -> None:
+def test_rage_s_weights_and_whom_it_left_out_are_on_record(tmp_path: Path) -> None:
     reports: list[RoundReport] = []
     lies = {"attack": "reverse-scaled-average", "num_byzantine": 2, "num_corrupt": 2}
     run(tmp_path, [reports.append], algorithm="rage", num_clients=8, report=True, **lies)
@@ -125,7 +125,9 @@ def test_rage_s_weights_and_whom_it_left_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("attack", "state"), [("nan", "rejected"), ("raise", "rejected"), ("slow", "no reply")]
 )
-def test_broken_replies_and_silence(tmp_path: Path, attack: str, state: str) -> None:
+def test_broken_replies_and_silence_have_states_of_their_own(
+    tmp_path: Path, attack: str, state: str
+) -> None:
     run(tmp_path, attack=attack, num_byzantine=1)
     found = read_history(tmp_path)
     assert found is not None
@@ -134,7 +136,7 @@ def test_broken_replies_and_silence(tmp_path: Path, attack: str, state: str) -> 
     assert len(found.reasons) == 3
 
 
-def test_clients_that_are_not_invited(tmp_path: Path) -> None:
+def test_who_is_not_invited_has_no_state_in_that_round(tmp_path: Path) -> None:
     reports: list[RoundReport] = []
     run(tmp_path, [reports.append], participation="fixed", clients_per_round=2, report=True)
     found = read_history(tmp_path)

@@ -151,7 +151,7 @@ def test_under_a_claim_what_clients_have_sent_is_never_forgotten(
         going_on(config, tmp_path)
 
 
-def test_a_new_run_is_new_and_elsewhere_nothing_is_noted(
+def test_a_folder_is_noted_for_one_run_and_only_at_a_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert noted_folder(RUN) is None

@@ -145,7 +145,7 @@ def test_a_killed_process_leaves_a_whole_store(tmp_path: Path, repository: Path)
     assert store.offered == rounds[-1] + 1
 
 
-def test_what_does_not_belong_together_is_refused(tmp_path: Path) -> None:
+def test_other_settings_or_files_than_the_store_s_are_refused(tmp_path: Path) -> None:
     store_in(tmp_path).offer(1, state(1))
     with pytest.raises(ValueError, match="holds samples kept with capacity = 5: 6"):
         store_in(tmp_path, capacity=6)
@@ -158,7 +158,7 @@ def test_what_does_not_belong_together_is_refused(tmp_path: Path) -> None:
         list(read_samples(tmp_path))
 
 
-def test_burn_in_thinning_and_skipped_rounds(tmp_path: Path) -> None:
+def test_only_thinned_rounds_after_burn_in_that_moved_are_kept(tmp_path: Path) -> None:
     config = make_config(
         {
             "algorithm": "fa-ld",

@@ -126,7 +126,7 @@ def test_every_system_ends_where_it_would_have_ended(
 
 @pytest.mark.parametrize("moment", MOMENTS)
 @pytest.mark.parametrize("every", [1, 2])
-def test_whenever_it_dies(
+def test_a_run_ends_the_same_whenever_it_dies(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, moment: Moment, every: int
 ) -> None:
     options: dict[str, Any] = {**BAYES, "state_every": every, "max_samples": 3}
@@ -137,7 +137,7 @@ def test_whenever_it_dies(
     assert summary_of(dead)["resumed_after"] == [last]
 
 
-def test_it_dies_in_the_first_round_and_again_later(
+def test_a_run_that_dies_in_its_first_round_and_again_ends_the_same(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     whole, dead = killed_copy(monkeypatch, tmp_path, "before the state", after=1)

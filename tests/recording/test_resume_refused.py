@@ -154,7 +154,7 @@ def test_rounds_that_something_was_drawn_or_calibrated_for_stay(
     refused(dead, r"num-server-rounds = 7 \(was 6, which .* fixed\)", **more)
 
 
-def test_no_run_another_folder_and_a_run_without_states(tmp_path: Path) -> None:
+def test_no_run_another_folder_or_no_states_are_refused(tmp_path: Path) -> None:
     nowhere = tmp_path / "nowhere"
     assert "there is no run" in refused(nowhere, "there is no run")
     refused(nowhere, "there is no run", output_dir=str(tmp_path))
@@ -167,7 +167,7 @@ def test_no_run_another_folder_and_a_run_without_states(tmp_path: Path) -> None:
     refused(nowhere, own, state_every=0, output_dir=str(tmp_path))
 
 
-def test_a_run_that_has_not_ended(died: Path) -> None:
+def test_a_run_that_has_not_ended_is_refused(died: Path) -> None:
     log = LineLog(died / "metrics.jsonl", alone=True)
     try:
         refused(died, "the folder is in use by a run that has not ended")

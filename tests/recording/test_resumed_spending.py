@@ -288,7 +288,7 @@ def test_what_is_done_again_is_taken_from_the_rounds_that_are_left(
     assert privacy["epsilon"] <= 3.0
 
 
-def test_however_often_it_is_resumed(tmp_path: Path) -> None:
+def test_however_often_a_run_is_resumed_it_keeps_to_its_budget(tmp_path: Path) -> None:
     """Killed at the same round until nothing is left: it ends with the rounds that it has."""
     kill(tmp_path, BUDGET, at=2)
     for _ in range(ROUNDS - 2):
@@ -300,7 +300,7 @@ def test_however_often_it_is_resumed(tmp_path: Path) -> None:
     assert summary["privacy"]["epsilon"] <= 3.0
 
 
-def test_an_earlier_run_has_spent_of_the_same_budget(
+def test_what_an_earlier_run_has_spent_is_taken_from_the_budget(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """8 became 18.63: the second run is refused, or ends before it would pass what is left."""

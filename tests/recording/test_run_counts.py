@@ -28,7 +28,7 @@ def test_a_skipped_round_names_the_first_rejection() -> None:
     assert counts.last_skip == "0 replies, fewer than 1; client 3 was rejected: not finite"
 
 
-def test_without_one_it_names_none() -> None:
+def test_a_skipped_round_without_a_rejection_names_none() -> None:
     counts = Counts()
     counts.add(skipped([], confidential=False))
     assert counts.last_skip == "0 replies, fewer than 1"

@@ -80,7 +80,7 @@ def summary_of(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "summary.json").read_text())
 
 
-def test_a_run_that_completed(tmp_path: Path) -> None:
+def test_a_run_that_completed_leaves_summary_lines_and_models(tmp_path: Path) -> None:
     folder = tmp_path / "deep" / "run"
     run = prepared(folder, checkpoint_every=2, report=True, tensorboard=True)
     returned = execute(run, engine(run))
@@ -292,7 +292,9 @@ def test_a_failed_summary_has_the_fields_of_a_completed_one(tmp_path: Path) -> N
     assert summary_of(tmp_path / "dead").keys() - {"reason"} == completed.keys()
 
 
-def test_a_new_folder_for_every_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_without_output_dir_gets_a_folder_named_by_what_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     folder = choose_folder(make_config({}))
     assert folder.parent == Path("runs")

@@ -163,7 +163,9 @@ def stop(own, *, num_clients, generator, honest=None):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_is_such_a_stop(repository: Path, tmp_path: Path, number: signal.Signals) -> None:
+def test_a_signal_leaves_the_state_of_the_last_whole_round(
+    repository: Path, tmp_path: Path, number: signal.Signals
+) -> None:
     (tmp_path / "own.py").write_text(STOPS.format(name=number.name))
     settings = [f"attack={tmp_path}/own.py:stop", "num-byzantine=1", "state-every=1000"]
     command = [sys.executable, "-m", "blackthorn", "simulate", "recipes/demo.toml", "--quiet"]

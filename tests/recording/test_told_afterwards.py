@@ -204,7 +204,9 @@ def test_what_a_dead_run_s_states_say_counts_though_none_can_be_read(tmp_path: P
     assert summary["sample_privacy"]["rounds"] == 7 + 1
 
 
-def test_the_privacy_of_examples_of_a_cluster_whose_server_died(tmp_path: Path) -> None:
+def test_a_cluster_whose_server_died_counts_the_round_under_way_for_examples(
+    tmp_path: Path,
+) -> None:
     """By Opacus, for the two rounds on record and one that may have been under way."""
     options = {"instruments": False, "local_dp_sgd": True, "dp_sgd_sample_rate": 0.2}
     options |= {"batch_size": 10, "local_steps": 2, "dp_sgd_noise_multiplier": 1.0}

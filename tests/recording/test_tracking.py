@@ -123,7 +123,7 @@ def test_tensorboard_can_be_switched_off(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("events.*"))
 
 
-def test_scalars_of_a_line() -> None:
+def test_trackers_get_a_line_s_finite_numbers_lengths_and_medians() -> None:
     line = {
         "round": 3,
         "accuracy": 0.5,

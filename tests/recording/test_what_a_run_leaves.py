@@ -254,7 +254,7 @@ def test_no_files_time_tells_how_long_a_round_took(tmp_path: Path) -> None:
     assert len(seen) == ROUNDS + 2
 
 
-def test_nor_those_of_a_run_whose_end_its_command_wrote_down(tmp_path: Path) -> None:
+def test_no_files_time_tells_when_a_killed_run_s_command_wrote_its_end(tmp_path: Path) -> None:
     killed(tmp_path, 2)
     config = configuration(tmp_path, **EVERYTHING)
     assert write_failure(tmp_path, config, "killed", privacy_of_dead_run(config, tmp_path))

@@ -42,7 +42,9 @@ def rhat_by_hand(chains: np.ndarray) -> float:
 
 
 @pytest.mark.parametrize(("phi", "chains"), [(0.0, 1), (0.8, 1), (0.8, 4)])
-def test_of_autoregressive_chains(phi: float, chains: int) -> None:
+def test_autoregressive_chains_have_their_known_sample_size_and_rhat(
+    phi: float, chains: int
+) -> None:
     values = autoregressive(phi, chains, 8000 // chains)
     (found,) = diagnose(Traces(["x"], values[:, :, None]))
     assert found.ess == pytest.approx(8000 * (1 - phi) / (1 + phi), rel=0.2)
@@ -87,7 +89,7 @@ def configuration(folder: Path, **values: Any) -> RunConfig:
     )
 
 
-def test_a_classifier_s_traces_and_report(tmp_path: Path) -> None:
+def test_a_classifier_s_traces_are_its_samples_own_and_its_plots_are_drawn(tmp_path: Path) -> None:
     config = configuration(tmp_path, task="digits", model="mlp-8")
     summary = simulate(config, Console(quiet=True))
     posterior = summary["posterior"]
@@ -135,7 +137,7 @@ def test_several_runs_are_chains_of_one_posterior(
         diagnose_runs([folders[0], other], Console(quiet=True))
 
 
-def test_chains_may_begin_elsewhere_and_one_counts_once(tmp_path: Path) -> None:
+def test_chains_may_begin_elsewhere_but_one_counts_once(tmp_path: Path) -> None:
     folders = [tmp_path / name for name in ("one", "two")]
     for number, folder in enumerate(folders):
         chain = configuration(

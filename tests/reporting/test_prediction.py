@@ -105,7 +105,7 @@ def ece_by_hand(probabilities: np.ndarray, y: np.ndarray) -> float:
     return float(total)
 
 
-def test_calibration_against_the_definitions() -> None:
+def test_calibration_figures_are_their_definitions() -> None:
     generator = np.random.default_rng(0)
     probabilities = generator.dirichlet(np.full(CLASSES, 0.4), size=500)
     y = np.array([generator.choice(CLASSES, p=p) for p in probabilities])
@@ -127,7 +127,7 @@ def test_calibration_against_the_definitions() -> None:
     assert found.counts.sum() == 500
 
 
-def test_calibration_of_known_answers() -> None:
+def test_sure_and_uniform_answers_have_known_calibration() -> None:
     sure = np.eye(CLASSES)[[0, 1, 2, 0]]
     right = calibration(sure, np.array([0, 1, 2, 0]))
     assert (right.accuracy, right.nll, right.brier, right.ece, right.entropy) == (1, 0, 0, 0, 0)
@@ -213,7 +213,7 @@ def test_wrong_data_are_one_line(tmp_path: Path, arrays: dict[str, Any], expecte
     assert "\n" not in str(caught.value)
 
 
-def test_what_is_no_run_and_what_has_no_model_yet(tmp_path: Path) -> None:
+def test_what_is_no_run_or_has_no_model_yet_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is not a run folder"):
         predict(tmp_path, np.zeros((1, 2)))
     own_run(tmp_path / "run", samples=0)
@@ -250,7 +250,7 @@ def test_a_run_without_samples_predicts_with_its_final_model(
 
 
 @pytest.mark.parametrize("wrong", ["x", "y"])
-def test_an_archive_s_member_that_is_no_array(tmp_path: Path, wrong: str) -> None:
+def test_an_archive_s_member_that_is_no_array_is_named(tmp_path: Path, wrong: str) -> None:
     own_run(tmp_path / "run")
     path = tmp_path / "examples.npz"
     with zipfile.ZipFile(path, "w") as archive:
@@ -262,7 +262,7 @@ def test_an_archive_s_member_that_is_no_array(tmp_path: Path, wrong: str) -> Non
         predict_command(tmp_path / "run", path, Console(quiet=True))
 
 
-def test_an_archive_that_was_damaged(tmp_path: Path) -> None:
+def test_a_damaged_archive_is_one_line(tmp_path: Path) -> None:
     own_run(tmp_path / "run")
     path = tmp_path / "examples.npz"
     np.savez_compressed(path, x=np.random.default_rng(0).normal(size=(4000, 2)))
@@ -273,7 +273,7 @@ def test_an_archive_that_was_damaged(tmp_path: Path) -> None:
         predict_command(tmp_path / "run", path, Console(quiet=True))
 
 
-def test_floating_inputs_of_any_byte_order_and_precision(tmp_path: Path) -> None:
+def test_floating_inputs_predict_alike_in_any_byte_order_and_precision(tmp_path: Path) -> None:
     own_run(tmp_path / "run")
     x = np.random.default_rng(1).normal(size=(5, 2)).astype(np.float32)
     expected = predict(tmp_path / "run", x).probabilities

@@ -124,7 +124,7 @@ CHANGED = (
 )
 
 
-def test_the_phases_add_up(tmp_path: Path) -> None:
+def test_the_phases_of_a_round_add_up_to_all_of_it(tmp_path: Path) -> None:
     reported_run(tmp_path)
     rows = page_of(tmp_path).rows
     entries = read_metrics(tmp_path)
@@ -190,7 +190,7 @@ def test_the_curve_of_epsilon_is_the_ledgers(tmp_path: Path) -> None:
     assert told == [(t, pytest.approx(epsilon)) for t, epsilon in expected]
 
 
-def test_the_first_rounds_of_a_ledger() -> None:
+def test_the_first_rounds_of_a_ledger_are_its_entries_in_order() -> None:
     a, b = Release(1.0), Release(2.0)
     entries = [Entry(a, 3), Entry(b, 2), Entry(b, 2, "0" * 16), Entry(a, 1)]
     unrolled = [one[:: len(one) - 1] for one in entries for _ in range(one.rounds)]
@@ -201,7 +201,7 @@ def test_the_first_rounds_of_a_ledger() -> None:
         )
 
 
-def test_a_posteriors_calibration_and_diagnostics(tmp_path: Path) -> None:
+def test_a_posterior_s_calibration_and_diagnostics_are_the_summary_s(tmp_path: Path) -> None:
     options = {"local_lr": 1e-4, "num_server_rounds": 12, "instruments": False}
     summary = reported_run(tmp_path, algorithm="fa-ld", partition="iid", **options)
     page = page_of(tmp_path)
@@ -218,7 +218,7 @@ def test_a_posteriors_calibration_and_diagnostics(tmp_path: Path) -> None:
     assert any(caption.startswith("Reliability") for caption in captions)
 
 
-def test_the_epsilon_of_examples(tmp_path: Path) -> None:
+def test_the_epsilon_of_examples_is_the_server_s_own(tmp_path: Path) -> None:
     """The server's own, of all rounds: clients' words are of those in which their replies came."""
     lines = [{"round": t, "sample_epsilon": {"0": 1.25 * t}} for t in (1, 2)] + [{"round": 3}]
     folder = by_hand(tmp_path / "run", lines)
@@ -364,7 +364,7 @@ def test_clients_that_are_left_out_together_share_a_row(tmp_path: Path) -> None:
     assert page.row("1")[1:] == ["1", "3"]
 
 
-def test_spans_of_rounds() -> None:
+def test_consecutive_rounds_are_one_span_and_long_lists_are_cut() -> None:
     assert spans([1, 2, 3, 7, 9, 10]) == "1–3, 7, 9–10"
     assert spans([4]) == "4"
     assert spans(range(0, 60, 2)).endswith(", …")

@@ -52,7 +52,7 @@ def test_a_task_that_evaluates_on_the_clients_examples_is_refused(
     assert not (tmp_path / "run").exists()
 
 
-def test_so_it_is_under_a_claim_of_single_examples(tmp_path: Path) -> None:
+def test_it_is_refused_under_a_claim_of_single_examples_too(tmp_path: Path) -> None:
     values = {**values_of("bayes-linear", tmp_path), **OF_EXAMPLES}
     with pytest.raises(ConfigError, match="task = bayes-linear breaks the claim"):
         prepare(make_config(values))

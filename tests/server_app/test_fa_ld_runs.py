@@ -97,7 +97,9 @@ def test_w2_is_the_law_s_and_falls_with_step_size_and_local_steps_and_rises_with
     assert measured["two draws"] > 1.2 * measured["recipe"]
 
 
-def test_scheme_ii_and_full_participation(repository: Path, tmp_path: Path) -> None:
+def test_scheme_ii_ends_further_from_the_posterior_than_full_participation(
+    repository: Path, tmp_path: Path
+) -> None:
     """Balanced data: two of five clients a round end further from the posterior than all five."""
     distances = []
     for options in ({}, {"participation": "fixed", "clients_per_round": 2}):
@@ -144,7 +146,9 @@ def test_seeded_noise_makes_a_run_repeatable_and_no_seed_does_not(
     assert len({finals["one"], finals["free"], finals["free too"]}) == 3
 
 
-def test_a_reservoir_and_thinning(repository: Path, tmp_path: Path) -> None:
+def test_a_reservoir_keeps_thinned_rounds_from_all_of_the_run(
+    repository: Path, tmp_path: Path
+) -> None:
     config = recipe(
         repository,
         tmp_path / "run",
@@ -162,5 +166,5 @@ def test_a_reservoir_and_thinning(repository: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["fa-ld-bayes-linear", "fa-ld-fashion-mnist"])
-def test_recipes_are_of_fa_ld(repository: Path, name: str) -> None:
+def test_the_recipes_are_of_fa_ld(repository: Path, name: str) -> None:
     assert make_config(read_recipe(repository / "recipes" / f"{name}.toml")).algorithm == "fa-ld"

@@ -40,7 +40,7 @@ def naive_angle(u: np.ndarray, v: np.ndarray) -> float:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("shape", [(7, 3), (8, 300_000)])
-def test_measures_against_numpy(dtype: torch.dtype, shape: tuple[int, int]) -> None:
+def test_measures_are_numpy_s(dtype: torch.dtype, shape: tuple[int, int]) -> None:
     generator = np.random.default_rng(1)
     updates = torch.tensor(generator.standard_normal(shape) * 3 + 0.5, dtype=dtype)
     last = torch.tensor(generator.standard_normal(shape[1]) + 0.4, dtype=dtype)
@@ -61,7 +61,7 @@ def test_measures_against_numpy(dtype: torch.dtype, shape: tuple[int, int]) -> N
     assert torch.equal(updates, before)
 
 
-def test_angles_known_by_geometry() -> None:
+def test_angles_are_those_of_geometry() -> None:
     updates = torch.tensor(
         [[2.0, 0.0], [0.0, 5.0], [-1e20, 0.0], [1e-20, 1e-20], [0.0, 0.0], [-1.0, 1.0]]
     )
@@ -75,7 +75,7 @@ def test_no_angle_without_a_last_update(last: torch.Tensor | None) -> None:
     assert measure_updates(torch.ones(3, 2), 1.0, last).angles.isnan().all()
 
 
-def test_clipping_by_hand() -> None:
+def test_the_clipping_factor_is_the_mean_of_the_updates_own() -> None:
     updates = torch.tensor([[3.0, 4.0], [6.0, 8.0], [0.0, 1.0], [0.0, 4.996]])  # 5, 10, 1, 4.996
     found = measure_updates(updates, 1.0, bound=5.0)
     assert found.clipping_factor == pytest.approx((1 + 0.5 + 1 + 1) / 4)
@@ -85,13 +85,13 @@ def test_clipping_by_hand() -> None:
     assert (unbounded.clipping_factor, unbounded.share_at_bound) == (1.0, 0.0)
 
 
-def test_variation_of_equal_and_of_absent_updates() -> None:
+def test_equal_updates_do_not_vary_and_zero_ones_have_no_variation() -> None:
     assert measure_updates(torch.ones(5, 4), 1.0).variation == pytest.approx(0, abs=1e-12)
     assert math.isnan(measure_updates(torch.zeros(5, 4), 1.0).variation)
     assert measure_updates(torch.ones(1, 4), 1.0).variation == 0.0
 
 
-def test_poison_of_1e30_beside_ordinary_updates() -> None:
+def test_an_update_of_1e30_spoils_no_other_s_measures() -> None:
     updates = torch.tensor([[1e30, -1e30], [1.0, 1.0]])
     found = measure_updates(updates, 0.1, torch.tensor([1e30, 1e30]), 2.0)
     assert found.norms.tolist() == pytest.approx([math.sqrt(2) * 1e30, math.sqrt(2)], rel=1e-6)
@@ -100,7 +100,7 @@ def test_poison_of_1e30_beside_ordinary_updates() -> None:
 
 
 @pytest.mark.parametrize("updates", [torch.ones(3), torch.ones(0, 3)])
-def test_updates_are_a_matrix(updates: torch.Tensor) -> None:
+def test_updates_that_are_no_matrix_are_refused(updates: torch.Tensor) -> None:
     with pytest.raises(ValueError, match=r"shape \[K, d\]"):
         measure_updates(updates, 1.0)
 
@@ -116,7 +116,9 @@ def noise(law: str, shape: tuple[int, int], seed: int) -> torch.Tensor:
 
 @pytest.mark.parametrize(("law", "alpha"), [("gaussian", 2.0), ("cauchy", 1.0)])
 @pytest.mark.parametrize("dimension", [3, 5000])
-def test_tail_of_many_clients(law: str, alpha: float, dimension: int) -> None:
+def test_the_tail_index_of_many_clients_is_the_law_s(
+    law: str, alpha: float, dimension: int
+) -> None:
     updates = noise(law, (2000, dimension), 2) + 50.0
     found = 1 / inverse_noise_index(updates, np.random.default_rng(3))
     assert found == pytest.approx(alpha, abs=0.12)
@@ -140,7 +142,7 @@ def test_no_tail_index_from_few_or_useless_updates() -> None:
     assert math.isnan(inverse_noise_index(enough, generator))
 
 
-def test_pooling_by_hand() -> None:
+def test_pooled_indices_are_weighted_by_clients() -> None:
     pooled = pooled_tail_index([(0.5, 20), (math.nan, 7), (1.0, 60)])
     assert pooled == pytest.approx(1 / (0.25 * 0.5 + 0.75 * 1.0))
     assert pooled_tail_index([(-0.2, 20), (0.1, 20)]) == math.inf
@@ -149,7 +151,9 @@ def test_pooling_by_hand() -> None:
 
 
 @pytest.mark.parametrize(("law", "alpha"), [("gaussian", 2.0), ("cauchy", 1.0)])
-def test_pooling_rounds_of_different_size_and_place(law: str, alpha: float) -> None:
+def test_pooling_sees_the_law_through_rounds_of_different_size_and_place(
+    law: str, alpha: float
+) -> None:
     """Single rounds of 40 are rough; stacked as they are, their sizes alone would look fat."""
     generator = np.random.default_rng(8)
     rounds = [
@@ -270,7 +274,7 @@ def test_a_skipped_round_is_measured_and_keeps_the_last_update() -> None:
     assert instruments.of_round(report(5)) == {}
 
 
-def test_the_window_forgets() -> None:
+def test_the_window_forgets_rounds_before_it() -> None:
     instruments = Instruments(True, 10, 0)
     fat = [noise("cauchy", (200, 3), seed) for seed in range(10)]
     thin = [noise("gaussian", (200, 3), seed) for seed in range(10)]
@@ -320,7 +324,7 @@ def test_lines_are_json_whatever_the_updates_hold(tmp_path: Path) -> None:
     assert [name for name in drawn if name in PLOTS] == PLOTS[:3]
 
 
-def test_nothing_to_plot(tmp_path: Path) -> None:
+def test_without_rounds_nothing_is_plotted(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text("")
     assert draw_plots(read_record(tmp_path)) == []
 

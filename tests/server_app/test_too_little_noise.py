@@ -46,7 +46,9 @@ DP_SGD: dict[str, Any] = {
         ({**DP_SGD, "dp_sgd_noise_multiplier": 0.02}, "dp-sgd-noise-multiplier = 0.02"),
     ],
 )
-def test_it_is_refused_under_a_claim(tmp_path: Path, options: dict[str, Any], key: str) -> None:
+def test_noise_without_a_finite_epsilon_is_refused_under_a_claim(
+    tmp_path: Path, options: dict[str, Any], key: str
+) -> None:
     with pytest.raises(ConfigError, match=f"{key} breaks the claim: .*no finite epsilon") as caught:
         simulate(configuration(tmp_path / "run", **options), Console(quiet=True))
     assert "\n" not in str(caught.value)

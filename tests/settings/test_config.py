@@ -80,7 +80,7 @@ def test_wrong_values_give_one_line(values: dict[str, object], expected: str) ->
     assert "\n" not in str(caught.value)
 
 
-def test_largest_allowed_number_of_corrupt_clients() -> None:
+def test_fewer_than_a_third_of_the_clients_may_be_corrupt() -> None:
     assert make_config({"num-corrupt": 3, "num-clients": 10}).num_corrupt == 3
     with pytest.raises(ConfigError):
         make_config({"num-corrupt": 3, "num-clients": 9})
@@ -144,7 +144,7 @@ def test_a_setting_without_key_or_value_is_refused(text: str) -> None:
         parse_setting(text)
 
 
-def test_recipes_that_cannot_be_read(tmp_path: Path) -> None:
+def test_recipes_that_cannot_be_read_are_one_line(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="does not exist"):
         read_recipe(tmp_path / "none.toml")
     with pytest.raises(ConfigError, match="cannot be read"):

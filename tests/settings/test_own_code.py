@@ -218,7 +218,7 @@ def test_files_go_with_a_bundle_and_are_found_on_the_module_path(
 
 
 @pytest.mark.deployment
-def test_a_cluster_runs_it_too(code: Path) -> None:
+def test_own_code_ends_the_same_in_a_cluster(code: Path) -> None:
     own = {
         "model": "my_model.py:affine",
         "aggregator": "my_rule.py:average",

@@ -259,7 +259,9 @@ def test_every_figure_that_a_run_leaves_has_a_row_that_says_against_whom(
 SECRETS = ("invited", "replied", "rejected", "filtered", "over_bound", '"seconds"', "train-loss")
 
 
-def test_a_private_runs_folder(tmp_path: Path) -> None:
+def test_a_private_run_s_folder_has_figure_and_ledger_and_nothing_of_the_cohort(
+    tmp_path: Path,
+) -> None:
     summary = private_run(tmp_path, num_server_rounds=4)
     privacy = summary["privacy"]
     expected = spent([(Release(2.0, 0.5), 4)], 1e-5)

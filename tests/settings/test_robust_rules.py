@@ -124,7 +124,7 @@ def test_every_algorithm_takes_every_rule(tmp_path: Path, algorithm: dict[str, A
         assert not torch.allclose(models[one], models[other], rtol=1e-3, atol=1e-7), (one, other)
 
 
-def test_the_rules_own_keys(tmp_path: Path) -> None:
+def test_the_keys_of_a_rule_reach_it(tmp_path: Path) -> None:
     def model(name: str, **options: Any) -> torch.Tensor:
         report = one_round(tmp_path / name, **options)
         assert report.aggregate is not None and report.updates is not None

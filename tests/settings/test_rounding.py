@@ -30,12 +30,12 @@ from blackthorn.strategies import ClipNorm, FullParticipation, PrivacyPlan, spen
         (math.inf, "inf"),
     ],
 )
-def test_three_digits_and_up(figure: float, shown: str) -> None:
+def test_figures_have_three_digits_rounded_up(figure: float, shown: str) -> None:
     assert upward(figure) == shown
 
 
 @pytest.mark.parametrize("digits", [3, 4, 5, 6])
-def test_it_is_never_below_and_never_far_above(digits: int) -> None:
+def test_a_rounded_figure_is_never_below_and_never_far_above(digits: int) -> None:
     generator = np.random.default_rng(digits)
     for figure in 10 ** generator.uniform(-6, 6, 2000):
         told = float(upward(figure, digits))

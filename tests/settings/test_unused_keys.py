@@ -41,11 +41,13 @@ ATTACKED = {"num-clients": 12, "num-byzantine": 2, "attack": "all-ones"}
         ({"bucket-size": 3}, ["bucket-size = 3 is not used: pre-aggregator = none"]),
     ],
 )
-def test_what_nothing_reads(values: dict[str, object], expected: list[str]) -> None:
+def test_a_key_that_nothing_reads_is_named(values: dict[str, object], expected: list[str]) -> None:
     assert unused_settings(make_config({**ATTACKED, **values})) == expected
 
 
-def test_it_is_told_before_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_key_that_is_not_used_is_told_before_a_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     values = {
         "num-clients": 4,
         "num-server-rounds": 1,

@@ -150,7 +150,7 @@ def test_too_few_runs_are_refused(runs: int) -> None:
         audit(recipe(noise_multiplier=3.0, num_server_rounds=2), canaries=12, runs=runs)
 
 
-def test_an_audit_in_words() -> None:
+def test_an_audit_s_report_says_what_was_claimed_found_and_refuted() -> None:
     config = recipe(noise_multiplier=3.0, num_server_rounds=2, **SAMPLE)
     result = audit(config, canaries=12, runs=2, confidence=SURE)
     text = audit_report(result)

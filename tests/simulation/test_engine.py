@@ -97,7 +97,7 @@ def test_the_engine_trains_as_the_client_app_does(options: dict[str, Any]) -> No
         assert_same(message, reply, answered(config, message, client))
 
 
-def test_clients_and_rounds_differ() -> None:
+def test_every_client_and_every_round_has_updates_of_its_own() -> None:
     """Otherwise the comparison above could not tell one client from another."""
     config = configuration()
     problem = load_problem(config)
@@ -184,7 +184,7 @@ def test_pushed_messages_are_answered_once() -> None:
     assert len(list(grid.pull_messages(ids))) == 4
 
 
-def test_the_engine_under_flower_s_own_loop_and_under_ours() -> None:
+def test_the_engine_learns_the_same_under_flower_s_own_loop() -> None:
     config = configuration()
     problem = load_problem(config)
     initial = ArrayRecord(problem.state())

@@ -133,7 +133,7 @@ def test_the_attack_finds_noise_without_top_up(kind: type[PrivateAveraging]) -> 
     assert not result.findings[CENTRAL].refutes
 
 
-def test_data_sets_are_far_apart() -> None:
+def test_the_audit_s_two_data_sets_give_updates_far_apart() -> None:
     """The example under two labels is what a client that may change its data at will can do."""
     config = client_recipe()
     problem, plan = load_problem(config), privacy_plan(config)

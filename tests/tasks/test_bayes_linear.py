@@ -82,7 +82,7 @@ def test_rounding_does_not_make_up_for_missing_examples() -> None:
             task.posterior(0.0, 1.0)
 
 
-def test_examples_a_client_and_differences_between_clients() -> None:
+def test_imbalance_and_heterogeneity_are_as_great_as_asked() -> None:
     rows, _ = heterogeneous_clients(
         5, 2000, 2, noise_scale=1.0, heterogeneity=0.0, imbalance=0.5, seed=1
     )
@@ -122,6 +122,8 @@ def test_data_depend_on_the_seed_alone() -> None:
     ("values", "expected"),
     [({"noise_scale": 0.0}, "needs it above 0"), ({"model": "cnn"}, "has no choice")],
 )
-def test_wrong_values(values: dict[str, Any], expected: str) -> None:
+def test_values_that_the_task_cannot_have_are_refused(
+    values: dict[str, Any], expected: str
+) -> None:
     with pytest.raises(ValueError, match=expected):
         load_problem(configuration(**values))

@@ -141,13 +141,13 @@ def test_absent_data_say_how_to_get_them(tmp_path: Path, name: str) -> None:
     assert calls == [(str(root), {"download": True})]
 
 
-def test_no_folder_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_folder_the_data_are_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("BLACKTHORN_DATA_DIR", raising=False)
     with pytest.raises(DataUnavailable, match="no data folder is named"):
         load_dataset("mnist", "")
 
 
-def test_unknown_name() -> None:
+def test_an_unknown_name_is_answered_with_the_known_ones() -> None:
     with pytest.raises(ValueError, match="'minst' is unknown: allowed are digits, mnist,") as error:
         load_dataset("minst", "")
     one_line(error)
@@ -217,7 +217,7 @@ def test_cifar10_with_wrong_checksums_is_never_unpickled(
     one_line(error)
 
 
-def test_real_mnist(data_dir: str) -> None:
+def test_mnist_has_its_counts_mean_and_deviation(data_dir: str) -> None:
     dataset = load_dataset("mnist", data_dir)
     assert np.bincount(dataset.train.y).tolist() == MNIST_TRAIN_COUNTS
     assert len(dataset.test) == 10_000
@@ -225,7 +225,7 @@ def test_real_mnist(data_dir: str) -> None:
     assert float(dataset.train.x.std()) == pytest.approx(0.3081, abs=5e-5)
 
 
-def test_real_fashion_mnist(data_dir: str) -> None:
+def test_fashion_mnist_has_its_counts_and_mean(data_dir: str) -> None:
     dataset = load_dataset("fashion-mnist", data_dir)
     assert np.bincount(dataset.train.y).tolist() == [6000] * 10
     assert float(dataset.train.x.mean()) == pytest.approx(0.2860, abs=5e-5)

@@ -116,7 +116,7 @@ def test_float32_inputs_serve_a_float64_vector() -> None:
 
 
 @pytest.mark.parametrize("batching", ["vmap", "loop"])
-def test_a_loss_that_is_the_output_itself(batching: str) -> None:
+def test_a_loss_may_be_the_output_itself(batching: str) -> None:
     model = FlatModel(Quadratic(3), lambda outputs, _: outputs, batching)
     params = torch.tensor([[1.0, 2.0, 3.0], [0.0, -1.0, 4.0]])
     noise = torch.randn(2, 5, 3, generator=torch.Generator().manual_seed(0))
@@ -190,7 +190,7 @@ def test_buffers_and_dropout_stay_out_of_training() -> None:
         assert torch.equal(value, before[name]), name
 
 
-def test_wrong_states_and_vectors() -> None:
+def test_states_and_vectors_of_another_layout_are_refused() -> None:
     model = FlatModel(nn.Linear(2, 3), cross_entropy)
     with pytest.raises(ValueError, match="parameter 'bias' is missing"):
         model.flatten({"weight": torch.zeros(3, 2)})
@@ -204,7 +204,7 @@ def test_wrong_states_and_vectors() -> None:
         FlatModel(nn.ReLU(), cross_entropy)
 
 
-def test_outputs_and_evaluation() -> None:
+def test_outputs_and_evaluation_are_the_module_s() -> None:
     module, shape, classes = modules()["mlp"]
     model = FlatModel(module, cross_entropy)
     params = torch.randn(model.dimension, generator=torch.Generator().manual_seed(1))

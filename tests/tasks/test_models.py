@@ -29,7 +29,9 @@ def dimension(module: nn.Module) -> int:
         ("cnn", (3, 32, 32), 448 + 32 + 4640 + 64 + 64 * (32 * 64 + 1) + 650),
     ],
 )
-def test_sizes_and_outputs(name: str, shape: tuple[int, ...], expected: int) -> None:
+def test_a_model_has_its_size_and_gives_ten_finite_logits(
+    name: str, shape: tuple[int, ...], expected: int
+) -> None:
     module = build_model(name, shape, 10, 0)
     assert dimension(module) == expected
     assert {parameter.dtype for parameter in module.parameters()} == {torch.float32}
@@ -92,13 +94,13 @@ def test_group_norm_sees_one_example_at_a_time() -> None:
 
 
 @pytest.mark.parametrize("name", ["", "mlp", "mlp-", "mlp-0", "mlp-25-", "mlp-x", "resnet", "CNN"])
-def test_unknown_names(name: str) -> None:
+def test_unknown_names_are_answered_with_the_known_ones(name: str) -> None:
     with pytest.raises(ValueError, match=r"is unknown: allowed are logistic, mlp-H\[-H...\], cnn"):
         build_model(name, (1, 8, 8), 10, 0)
 
 
 @pytest.mark.parametrize("shape", [(64,), (8, 8), (1, 3, 8), (1, 8, 3)])
-def test_shapes_that_the_cnn_cannot_take(shape: tuple[int, ...]) -> None:
+def test_shapes_that_the_cnn_cannot_take_are_refused(shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="model 'cnn' cannot take inputs of shape"):
         build_model("cnn", shape, 10, 0)
 

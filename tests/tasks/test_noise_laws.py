@@ -26,13 +26,15 @@ def rng(seed: int = 0) -> np.random.Generator:
     # A distribution's own name holds its address, which differs between the tests' processes.
     ids=lambda value: str(value) if isinstance(value, NoiseLaw) else "distribution",
 )
-def test_distribution_function(law: NoiseLaw, distribution: stats.rv_continuous) -> None:
+def test_draws_have_their_law_s_distribution_function(
+    law: NoiseLaw, distribution: stats.rv_continuous
+) -> None:
     sample = law.draw(rng(), (4, 5000)).ravel()
     assert stats.kstest(sample, distribution.cdf).pvalue > 1e-3
 
 
 @pytest.mark.parametrize("alpha", [0.3, 0.5, 0.9, 1.0, 1.2, 1.5, 1.9, 2.0])
-def test_characteristic_function(alpha: float) -> None:
+def test_stable_draws_have_their_characteristic_function(alpha: float) -> None:
     # E cos(tX) = exp(-|t|^α); the mean of 4·10^5 cosines is within 5 deviations of 1/sqrt(2n).
     sample = symmetric_stable(rng(int(10 * alpha)), alpha, (400_000,))
     for t in (0.1, 0.5, 1.0, 2.0):
@@ -73,6 +75,6 @@ def test_without_scale_there_is_no_noise() -> None:
         ({"name": "gaussian", "scale": np.inf}, "noise-scale is inf"),
     ],
 )
-def test_numbers_out_of_range(options: dict, message: str) -> None:
+def test_numbers_out_of_range_are_refused(options: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         NoiseLaw(**options)

@@ -49,13 +49,13 @@ def test_floating_inputs_are_taken_as_they_are(tmp_path: Path, dtype: type) -> N
     assert examples.y.tolist() == y.tolist()
 
 
-def test_bytes_are_scaled(tmp_path: Path) -> None:
+def test_bytes_are_divided_by_255(tmp_path: Path) -> None:
     x = (11 * np.arange(24)).astype(np.uint8).reshape(2, *SHAPE)
     examples = load_own_data(write_npz(tmp_path / "a.npz", x=x, y=[0, 1]), SHAPE, 2)
     np.testing.assert_allclose(examples.x.numpy(), x / 255.0, rtol=1e-6)
 
 
-def test_flat_inputs(tmp_path: Path) -> None:
+def test_flat_inputs_stay_flat(tmp_path: Path) -> None:
     path = write_npz(tmp_path / "a.npz", x=np.ones((3, 7)), y=[0, 1, 1])
     assert load_own_data(path, (7,), 2).x.shape == (3, 7)
 
@@ -86,7 +86,9 @@ def with_value(value: float, dtype: type = np.float32) -> np.ndarray:
         ({"x": np.ones((5, *SHAPE), dtype=complex)}, "x has dtype complex128"),
     ],
 )
-def test_wrong_arrays(tmp_path: Path, arrays: dict[str, np.ndarray], message: str) -> None:
+def test_arrays_of_wrong_shape_type_or_values_are_refused(
+    tmp_path: Path, arrays: dict[str, np.ndarray], message: str
+) -> None:
     path = write_npz(tmp_path / "bad.npz", **{**good(), **arrays})
     with pytest.raises(ValueError, match=message):
         load_own_data(path, SHAPE, 3)
@@ -111,12 +113,12 @@ def test_pickles_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"no zip at all", b"PK\x03\x04 cut short"])
-def test_no_archive(tmp_path: Path, content: bytes) -> None:
+def test_what_is_no_archive_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "a.npz").write_bytes(content)
     assert "is not an .npz file" in refusal(str(tmp_path / "a.npz"))
 
 
-def test_a_damaged_archive(tmp_path: Path) -> None:
+def test_a_damaged_archive_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.npz"
     np.savez_compressed(path, x=np.zeros((500, *SHAPE)), y=np.zeros(500, dtype=int))
     content = bytearray(path.read_bytes())
@@ -131,7 +133,7 @@ def test_a_single_array_is_no_archive(tmp_path: Path) -> None:
     refusal(str(tmp_path / "a.npz"))
 
 
-def test_a_member_that_is_no_array(tmp_path: Path) -> None:
+def test_a_member_that_is_no_array_is_refused(tmp_path: Path) -> None:
     path = write_npz(tmp_path / "a.npz", x=good()["x"])
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr("y.npy", "0 1 2 0 1")
@@ -159,7 +161,7 @@ def test_what_no_run_would_take_is_known_without_a_run(tmp_path: Path) -> None:
     check_own_examples(tmp_path / "images")
 
 
-def test_why_a_file_is_not_read(tmp_path: Path) -> None:
+def test_what_is_no_file_is_said_to_be_so(tmp_path: Path) -> None:
     for path, expected in (
         (tmp_path / "absent.npz", "^it does not exist$"),
         (tmp_path, "^it is a folder or a device$"),
@@ -168,7 +170,7 @@ def test_why_a_file_is_not_read(tmp_path: Path) -> None:
             read_npz(path, ("x",))
 
 
-def test_no_such_path(tmp_path: Path) -> None:
+def test_a_path_that_does_not_exist_is_refused(tmp_path: Path) -> None:
     assert "does not exist" in refusal(str(tmp_path / "absent.npz"))
 
 
@@ -179,7 +181,9 @@ def write_image(path: Path, pixels: np.ndarray, mode: str | None = None) -> None
 
 
 @pytest.mark.parametrize("reverse", [False, True])
-def test_grey_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reverse: bool) -> None:
+def test_grey_images_are_read_in_order_of_folder_and_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reverse: bool
+) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (3, 4, 3), dtype=np.uint8)
     # Classes by sorted name: apple 0, banana 1 (empty), cherry 2.
     write_image(tmp_path / "cherry" / "1.png", pixels[0])
@@ -196,7 +200,7 @@ def test_grey_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reverse: b
     np.testing.assert_allclose(examples.x[:, 0].numpy(), pixels[[1, 2, 0]] / 255.0, rtol=1e-6)
 
 
-def test_colour_folder(tmp_path: Path) -> None:
+def test_colour_images_are_read_channels_first(tmp_path: Path) -> None:
     colour = np.random.default_rng(0).integers(0, 256, (5, 6, 3), dtype=np.uint8)
     grey = np.full((5, 6), 51, dtype=np.uint8)
     write_image(tmp_path / "0" / "a.png", colour)
@@ -206,7 +210,7 @@ def test_colour_folder(tmp_path: Path) -> None:
     np.testing.assert_allclose(examples.x[1].numpy(), 0.2, atol=0.01)
 
 
-def test_an_image_of_another_size(tmp_path: Path) -> None:
+def test_an_image_of_another_size_is_named(tmp_path: Path) -> None:
     write_image(tmp_path / "0" / "a.png", np.zeros((3, 4), dtype=np.uint8))
     message = refusal(str(tmp_path), SHAPE, 1)
     assert "a.png" in message
@@ -225,7 +229,7 @@ def test_the_number_of_classes_must_be_the_tasks(tmp_path: Path) -> None:
     )
 
 
-def test_a_folder_without_images(tmp_path: Path) -> None:
+def test_a_folder_without_images_is_refused(tmp_path: Path) -> None:
     (tmp_path / "0").mkdir()
     assert "0 examples" in refusal(str(tmp_path), SHAPE, 1)
 
@@ -240,13 +244,13 @@ def test_a_folder_without_images(tmp_path: Path) -> None:
         ("notes.txt", b"text"),
     ],
 )
-def test_files_that_are_no_images(tmp_path: Path, name: str, content: bytes) -> None:
+def test_files_that_are_no_images_are_named(tmp_path: Path, name: str, content: bytes) -> None:
     (tmp_path / "0").mkdir()
     (tmp_path / "0" / name).write_bytes(content)
     assert name in refusal(str(tmp_path), SHAPE, 1)
 
 
-def test_a_truncated_image(tmp_path: Path) -> None:
+def test_a_truncated_image_is_refused(tmp_path: Path) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (40, 30), dtype=np.uint8)
     path = tmp_path / "0" / "a.png"
     write_image(path, pixels)

@@ -79,7 +79,7 @@ def test_full_gives_everybody_everything() -> None:
         np.testing.assert_array_equal(part, np.arange(len(SMALL_LABELS)))
 
 
-def test_label_shards_of_appendix_g() -> None:
+def test_label_shards_are_dealt_as_in_appendix_g() -> None:
     parts = partition(BALANCED_LABELS, "label-shards", 3000, 7)
     # 15000 shards of 4 examples, each of one label: the k-th group of 4 indices of that label.
     shard_of = np.empty(60_000, dtype=np.int64)
@@ -99,7 +99,7 @@ def test_label_shards_of_appendix_g() -> None:
 
 
 @pytest.mark.parametrize("per_client", [1, 2, 3, 10])
-def test_classes_per_client(per_client: int) -> None:
+def test_every_client_has_as_many_classes_as_asked_in_equal_shares(per_client: int) -> None:
     parts = partition(MNIST_LABELS, "classes-per-client", 50, 3, classes_per_client=per_client)
     counts = np.array([label_counts(MNIST_LABELS, part) for part in parts])
     assert ((counts > 0).sum(axis=1) == per_client).all()
@@ -121,7 +121,7 @@ def test_few_clients_leave_classes_out() -> None:
     assert [len(part) for part in parts] == [286, 286]
 
 
-def test_dominant_label_on_mnist_with_200_clients() -> None:
+def test_a_dominant_label_is_800_of_1000_examples_on_mnist() -> None:
     parts = partition(MNIST_LABELS, "dominant-label", 200, 0)
     for part in parts:
         counts = label_counts(MNIST_LABELS, part)
@@ -143,7 +143,9 @@ def test_dominant_labels_are_uniform_and_pools_are_shared() -> None:
     ("num_clients", "size", "counts"),
     [(20, 0, [115, 14, 14]), (200, 0, [19, 2, 2]), (20, 150, [120, 15, 15]), (20, 3, [1, 1, 1])],
 )
-def test_dominant_label_scales_down(num_clients: int, size: int, counts: list[int]) -> None:
+def test_a_dominant_label_s_share_scales_down(
+    num_clients: int, size: int, counts: list[int]
+) -> None:
     # 1430 examples: 10 * 1430 / (3 * 200) = 23 a client, and no more than a label's 143.
     for part in partition(SMALL_LABELS, "dominant-label", num_clients, 0, examples_per_client=size):
         assert sorted(label_counts(SMALL_LABELS, part).tolist())[:-4:-1] == counts
@@ -175,7 +177,9 @@ def test_dirichlet_leaves_nobody_empty() -> None:
     ("size", "majority", "others"),
     [(0, 57, [1, 1, 1, 1, 1, 2, 2, 2]), (125, 57, [1] * 5 + [2] * 3), (500, 230, [5] * 8)],
 )
-def test_two_majority_counts(size: int, majority: int, others: list[int]) -> None:
+def test_two_majority_labels_have_the_larger_counts(
+    size: int, majority: int, others: list[int]
+) -> None:
     parts = partition(MNIST_LABELS, "two-majority", 1920, 0, examples_per_client=size)
     chosen = np.zeros(10, dtype=int)
     for part in parts:
@@ -218,7 +222,7 @@ def test_two_majority_is_disjoint_as_long_as_the_pools_last() -> None:
         ("two-majority", 2, {"examples_per_client": 2}, "needs at least 3"),
     ],
 )
-def test_impossible_requests(
+def test_impossible_requests_are_one_line(
     scheme: str, num_clients: int, options: dict[str, Any], message: str
 ) -> None:
     labels = np.repeat(np.arange(10), 3)
@@ -234,6 +238,6 @@ def test_two_labels_are_too_few(scheme: str) -> None:
 
 
 @pytest.mark.parametrize("labels", [np.zeros(0, dtype=np.int64), np.zeros((3, 2), dtype=np.int64)])
-def test_labels_of_a_wrong_shape(labels: np.ndarray) -> None:
+def test_labels_of_a_wrong_shape_are_refused(labels: np.ndarray) -> None:
     with pytest.raises(ValueError, match=r"labels have shape"):
         partition(labels, "iid", 1, 0)

@@ -36,7 +36,7 @@ def examples(seed: int, n: int) -> Examples:
 
 @NAMES
 @PRECISIONS
-def test_the_gradient(name: str, dtype: torch.dtype, within: float) -> None:
+def test_the_gradient_is_autograd_s(name: str, dtype: torch.dtype, within: float) -> None:
     fast, plain = models(name, dtype)
     generator = torch.Generator().manual_seed(1)
     params = torch.randn(5, fast.dimension, generator=generator, dtype=dtype)
@@ -64,7 +64,9 @@ def test_the_gradient(name: str, dtype: torch.dtype, within: float) -> None:
         LocalSGD(4, 3, 0.2, step_clip_norm=0.05),
     ],
 )
-def test_training(name: str, dtype: torch.dtype, within: float, spec: LocalSGD) -> None:
+def test_training_ends_where_autograd_does(
+    name: str, dtype: torch.dtype, within: float, spec: LocalSGD
+) -> None:
     """Clients of unlike size, one of them with a single example, some out of one data set."""
     fast, plain = models(name, dtype)
     start = fast.flatten(fast.module.state_dict())

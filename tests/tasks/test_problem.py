@@ -31,11 +31,11 @@ from blackthorn.tasks.problem import TASK_NAMES, load_problem
         ("dtype", ("float32", "float64")),
     ],
 )
-def test_the_configuration_knows_what_there_is(key: str, names: tuple[str, ...]) -> None:
+def test_keys_allow_exactly_the_names_that_the_tasks_know(key: str, names: tuple[str, ...]) -> None:
     assert set(get_args(RunConfig.model_fields[key].annotation)) == set(names)
 
 
-def test_an_unknown_task_or_dtype() -> None:
+def test_an_unknown_task_or_dtype_is_answered_with_the_known_ones() -> None:
     with pytest.raises(ValueError, match="task 'chess' is unknown: allowed are digits, mnist"):
         load_problem(SimpleNamespace(task="chess"))
     config = make_config({}).model_copy(update={"dtype": "float16"})
@@ -53,7 +53,7 @@ def test_a_client_has_its_share_or_none() -> None:
             problem.shard(client)
 
 
-def test_flipped_labels() -> None:
+def test_label_flip_changes_labels_and_other_attacks_nothing() -> None:
     problem = load_problem(make_config({"num-clients": 4}))
     shard = problem.shard(1)
     assert problem.poisoned(shard, "all-ones") is shard
@@ -78,7 +78,7 @@ def test_own_data_are_on_the_nodes() -> None:
 
 
 @pytest.mark.parametrize("attack", ["none", "all-ones", "label-flip"])
-def test_float64_all_the_way(attack: str) -> None:
+def test_float64_stays_float64_from_clients_to_model(attack: str) -> None:
     values: dict[str, Any] = {"dtype": "float64", "num-clients": 4, "num-server-rounds": 2}
     if attack != "none":
         values |= {"attack": attack, "num-byzantine": 1}

@@ -101,7 +101,7 @@ def test_without_noise_it_is_gradient_descent() -> None:
     np.testing.assert_allclose(final_point(config), np.full(4, -2.5 * 0.9**30), rtol=1e-12)
 
 
-def test_float32_is_the_default_and_near() -> None:
+def test_float32_is_near_the_loop_in_double_precision() -> None:
     config = configuration(dtype="float32")
     problem = load_problem(config)
     assert problem.state()["x"].dtype == torch.float32
@@ -164,7 +164,7 @@ def test_the_fattest_tails_stay_numbers(dtype: torch.dtype) -> None:
     assert x.abs().max() == torch.finfo(dtype).max
 
 
-def test_the_server_s_metrics() -> None:
+def test_the_server_measures_loss_and_squared_norm() -> None:
     problem = load_problem(configuration())
     metrics = problem.task.evaluate(problem.model, torch.tensor([3.0, 4.0, 0.0, 0.0]))
     assert metrics == {"loss": 12.5, "squared-norm": 25.0}
@@ -200,7 +200,7 @@ def test_a_node_draws_as_the_engine_does() -> None:
         ({"attack": "label-flip", "num_byzantine": 1}, "task 'quadratic-noise' has no labels"),
     ],
 )
-def test_what_it_cannot_be_asked(values: dict[str, Any], expected: str) -> None:
+def test_what_it_cannot_be_asked_is_one_line(values: dict[str, Any], expected: str) -> None:
     with pytest.raises(ConfigError) as caught:
         prepare(configuration(**values))
     assert expected in str(caught.value)
@@ -219,7 +219,7 @@ def test_a_node_s_own_data_are_refused() -> None:
         app(Message(RecordDict(), 5, "train"), context)
 
 
-def test_the_recipe_runs(repository: Path, tmp_path: Path) -> None:
+def test_the_recipe_s_clipping_stands_cauchy_noise(repository: Path, tmp_path: Path) -> None:
     options = {"num-server-rounds": 80, "output-dir": str(tmp_path / "run")}
     config = recipe_config(repository / "recipes" / "fat-clipping-cauchy.toml", (), options)
     summary = simulate(config, Console(quiet=True))

@@ -68,7 +68,7 @@ def test_every_user_is_a_client(data_root: Path) -> None:
         assert decoded(y) == "".join(expected["y"])
 
 
-def test_the_first_users_by_name(data_root: Path) -> None:
+def test_clients_are_the_first_users_by_name(data_root: Path) -> None:
     problem = load_problem(configuration(data_root, num_clients=2))
     assert [shard.num_examples for shard in problem.shards()] == [7, 4]
     with pytest.raises(ConfigError, match="num-clients is 4: task 'shakespeare' has 3 natural"):
@@ -103,7 +103,7 @@ def test_absent_data_give_one_line(tmp_path: Path) -> None:
     assert "\n" not in message
 
 
-def test_without_a_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_folder_the_data_are_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("BLACKTHORN_DATA_DIR", raising=False)
     with pytest.raises(ConfigError, match="no data folder is named"):
         prepare(make_config({"task": "shakespeare"}))
@@ -149,7 +149,7 @@ def test_a_run_learns_a_line_by_heart(data_root: Path, repository: Path, tmp_pat
     assert summary["final"]["loss"] < np.log(80) - 0.5  # what guessing gives
 
 
-def test_leaf_s_model() -> None:
+def test_the_model_has_leaf_s_layers() -> None:
     module = build_char_lstm("char-lstm", (80,), 80, seed=0)
     assert isinstance(module, CharLSTM)
     shapes = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
@@ -173,7 +173,7 @@ def test_its_weights_are_the_seed_s_own() -> None:
             assert value.abs().max() > 0.2
 
 
-def test_the_last_state_decides() -> None:
+def test_the_logits_are_of_the_last_state() -> None:
     module = build_char_lstm("char-lstm-16", (80,), 80, seed=0).eval()
     assert isinstance(module, CharLSTM)
     text = torch.arange(80).repeat(2, 1)

@@ -50,7 +50,7 @@ def test_a_batch_depends_on_nothing_but_its_generator() -> None:
     assert torch.equal(shard.batch(generator(3), 8)[1], first)
 
 
-def test_wrong_shards_and_batches() -> None:
+def test_empty_shards_and_negative_batches_are_refused() -> None:
     with pytest.raises(ValueError, match="a shard has 0 examples"):
         ExampleShard(numbered(3), np.array([], dtype=np.int64))
     with pytest.raises(ValueError, match="a batch has size -1"):
@@ -61,7 +61,9 @@ def test_wrong_shards_and_batches() -> None:
     ("n", "fraction", "held"),
     [(10, 0.0, 0), (10, 0.2, 2), (10, 0.01, 1), (10, 0.99, 9), (2, 0.5, 1), (1, 0.5, 0)],
 )
-def test_held_out_examples(n: int, fraction: float, held: int) -> None:
+def test_held_out_examples_are_the_asked_share_and_no_other_is_lost(
+    n: int, fraction: float, held: int
+) -> None:
     training, held_out = split_held_out(numbered(n), fraction, generator())
     assert len(held_out) == held
     assert sorted(training.y.tolist() + held_out.y.tolist()) == list(range(n))
@@ -70,13 +72,13 @@ def test_held_out_examples(n: int, fraction: float, held: int) -> None:
         assert torch.equal(part.x[:, 0], part.y * 10.0)
 
 
-def test_held_out_examples_are_drawn() -> None:
+def test_held_out_examples_are_drawn_by_the_generator() -> None:
     first = split_held_out(numbered(40), 0.5, generator(0))[1].y.tolist()
     assert split_held_out(numbered(40), 0.5, generator(0))[1].y.tolist() == first
     assert split_held_out(numbered(40), 0.5, generator(1))[1].y.tolist() != first
 
 
 @pytest.mark.parametrize("fraction", [-0.1, 1.0, float("nan")])
-def test_wrong_fractions(fraction: float) -> None:
+def test_fractions_out_of_range_are_refused(fraction: float) -> None:
     with pytest.raises(ValueError, match="at least 0 and below 1"):
         split_held_out(numbered(4), fraction, generator())

@@ -39,7 +39,9 @@ def images(clients: int, n: int, shape: tuple[int, ...], dtype: torch.dtype) -> 
 @pytest.mark.parametrize("n", [6, 16, 37])
 @pytest.mark.parametrize("shape", [(1, 8, 8), (3, 9, 7), (2, 4, 5), (1, 28, 28)])
 @PRECISIONS
-def test_the_gradient(shape: tuple[int, ...], n: int, dtype: torch.dtype, within: float) -> None:
+def test_the_gradient_is_autograd_s(
+    shape: tuple[int, ...], n: int, dtype: torch.dtype, within: float
+) -> None:
     """Of several clients at once; some factors of the normalisation are negative. The images
     fill one block, or several of which the last is smaller."""
     fast, plain = models(shape, dtype)
@@ -85,7 +87,9 @@ def test_equal_pixels_send_the_gradient_to_the_first() -> None:
         LocalSGD(3, 3, 0.1, step_clip_norm=0.05),
     ],
 )
-def test_training(dtype: torch.dtype, within: float, spec: LocalSGD) -> None:
+def test_training_ends_where_autograd_does(
+    dtype: torch.dtype, within: float, spec: LocalSGD
+) -> None:
     """Clients of unlike size, one of them with a single example."""
     shape = (1, 8, 8)
     fast, plain = models(shape, dtype)

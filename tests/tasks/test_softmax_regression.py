@@ -38,7 +38,7 @@ def examples(seed: int, n: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.parametrize(("dtype", "within"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])
-def test_the_gradient(dtype: torch.dtype, within: float) -> None:
+def test_the_gradient_is_that_by_hand(dtype: torch.dtype, within: float) -> None:
     model = logistic(dtype)
     generator = torch.Generator().manual_seed(1)
     params = torch.randn(5, model.dimension, generator=generator, dtype=dtype)

@@ -8,7 +8,7 @@ from blackthorn.tasks.labelled import TASK_NAMES, default_model, load_task
 from blackthorn.tasks.models import build_model
 
 
-def test_digits() -> None:
+def test_digits_are_ten_classes_of_8_by_8_with_cross_entropy() -> None:
     task = load_task("digits")
     assert task.train is not None
     assert task.test is not None
@@ -24,19 +24,21 @@ def test_digits() -> None:
 @pytest.mark.parametrize(
     ("text", "shape"), [("1,28,28", (1, 28, 28)), (" 3, 4 ", (3, 4)), ("64", (64,))]
 )
-def test_own_data(text: str, shape: tuple[int, ...]) -> None:
+def test_own_data_have_the_shape_and_classes_they_are_told(
+    text: str, shape: tuple[int, ...]
+) -> None:
     task = load_task("own-data", input_shape=text, num_classes=7)
     assert (task.train, task.test) == (None, None)
     assert (task.input_shape, task.num_classes) == (shape, 7)
 
 
 @pytest.mark.parametrize("text", ["", "a", "1,,2", "0", "-1,2", "1.5", "(1,2)", "٣"])
-def test_wrong_input_shapes(text: str) -> None:
+def test_an_input_shape_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"input-shape is .* positive integers such as"):
         load_task("own-data", input_shape=text, num_classes=2)
 
 
-def test_wrong_tasks() -> None:
+def test_what_a_task_cannot_have_is_refused() -> None:
     with pytest.raises(ValueError, match="task 'digit' is unknown: allowed are digits, mnist"):
         load_task("digit")
     with pytest.raises(ValueError, match="num-classes is 0: task 'own-data' needs at least 2"):
@@ -65,6 +67,6 @@ def test_the_default_model_fits_the_task(name: str) -> None:
     assert module(torch.rand(2, *SHAPES[name])).shape == (2, 10)
 
 
-def test_no_default_model() -> None:
+def test_an_unknown_task_has_no_default_model() -> None:
     with pytest.raises(ValueError, match="task 'x' is unknown"):
         default_model("x")
