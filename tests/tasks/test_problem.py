@@ -11,6 +11,7 @@ from flwr.app import ArrayRecord, ConfigRecord
 from blackthorn.attacks import AttackingGrid, fixed_corrupt
 from blackthorn.client_app.node_data import load_node_client
 from blackthorn.server_app.build import build_strategy
+from blackthorn.settings.catalogue import TASKS
 from blackthorn.settings.config import RunConfig, make_config
 from blackthorn.simulation.engine import EngineGrid
 from blackthorn.strategies.reports import RoundReport
@@ -24,7 +25,6 @@ from blackthorn.tasks.problem import TASK_NAMES, load_problem
 @pytest.mark.parametrize(
     ("key", "names"),
     [
-        ("task", TASK_NAMES),
         ("problem", PROBLEMS),
         ("noise_law", NOISE_LAWS),
         ("partition", (*SCHEMES, NATURAL)),
@@ -33,6 +33,10 @@ from blackthorn.tasks.problem import TASK_NAMES, load_problem
 )
 def test_keys_allow_exactly_the_names_that_the_tasks_know(key: str, names: tuple[str, ...]) -> None:
     assert set(get_args(RunConfig.model_fields[key].annotation)) == set(names)
+
+
+def test_every_task_of_the_catalogue_is_loaded_by_a_file_and_no_other() -> None:
+    assert set(TASKS) == set(TASK_NAMES)
 
 
 def test_an_unknown_task_or_dtype_is_answered_with_the_known_ones() -> None:
