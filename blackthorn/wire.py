@@ -10,6 +10,7 @@ ARRAYS = "arrays"  # both: the model's state_dict, of an ArrayRecord
 CONFIG = "config"  # server: what follows below; client: its PROBLEM
 RULE = "rule"  # server: what the clients do in the round (strategies.local_rule)
 METRICS = "metrics"  # client: what it says of itself, as client_app.disclosure lets it
+MEMORY = "memory"  # server: the vector that it keeps for the client
 ATTESTED = "attested"  # client: that it carried the rule out
 
 # Entries of the configuration that comes with a round.

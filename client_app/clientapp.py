@@ -9,14 +9,12 @@ from flwr.clientapp import ClientApp
 
 from blackthorn.flower_port.programs import answer_with
 from blackthorn.settings.config import RunConfig, make_config
-from blackthorn.strategies.local_rule import LANGEVIN
+from blackthorn.strategies.local_rule import LocalRule, LocalSGD, LocalSteps
 from blackthorn.tasks.evaluation import evaluate
 
-from .bounding import step_clip_norm, unclipped_norms
 from .configured_rule import asked_start, check_rule
 from .disclosure import disclosing
 from .dp_sgd import sample_epsilon, train_clients_privately
-from .langevin_training import langevin_training
 from .messages import (
     RoundRequest,
     enrolment_refusal,
@@ -29,8 +27,8 @@ from .messages import (
 )
 from .node_data import NodeClient, load_node_client, node_client_id
 from .permitting import permitting
-from .private_update import noised_models
-from .training import LocalSGD, LocalSteps, client_generator, train_clients, training_device
+from .private_update import noised_models, rounds_of
+from .training import client_generator, train_clients, training_device
 
 _TRAINED = "rounds-trained"
 
@@ -40,18 +38,26 @@ app = ClientApp(mods=[permitting, disclosing])
 
 
 def local_training(
-    config: RunConfig, requests: Sequence[RoundRequest], clients: Sequence[int]
+    config: RunConfig, rule: LocalRule, requests: Sequence[RoundRequest], clients: Sequence[int]
 ) -> LocalSteps:
-    """The local training of `clients` in a round, as the run configuration and the server say."""
-    if requests[0].rule.name == LANGEVIN:
-        return langevin_training(config, requests, clients)
-    return LocalSGD(
+    """The local training of `clients` in a round, as the run configuration and the rule say."""
+    sgd = LocalSGD(
         steps=config.local_steps,
         batch_size=config.batch_size,
         learning_rate=requests[0].local_lr,
         weight_decay=config.weight_decay,
-        step_clip_norm=step_clip_norm(requests[0].rule),
+        rule=rule,
     )
+    return rule.steps(sgd, len(clients), rounds_of(config, requests, clients))
+
+
+def trained_norms(
+    config: RunConfig, rule: LocalRule, start: torch.Tensor, params: torch.Tensor, local_lr: float
+) -> list[float | None]:
+    """What the B clients say of their models for the server's instruments, where it has any."""
+    if not config.instruments:
+        return [None] * len(params)
+    return rule.trained_norms(start, params, local_lr)
 
 
 def _node(context: Context) -> tuple[RunConfig, NodeClient]:
@@ -81,7 +87,7 @@ def train(message: Message, context: Context) -> Message:
     """K local steps from the server's model on this node's shard."""
     config, client = _node(context)
     request = read_round(message)
-    check_rule(config, request)
+    rule = check_rule(config, request)
     model = client.problem.model
     start = asked_start(request.arrays, model)
     key = (config.seed, request.server_round, client.client_id)
@@ -94,12 +100,12 @@ def train(message: Message, context: Context) -> Message:
             model.on(training_device(config.device)),
             start,
             [client.shard],
-            local_training(config, [request], [client.client_id]),
+            local_training(config, rule, [request], [client.client_id]),
             [client_generator(*key)],
         )
-    noised = noised_models(config, start, params, request, [client.client_id])
+    noised = noised_models(config, start, params, [request], [client.client_id])
     (arrays,) = trained_arrays(request.arrays, model, noised)
-    (norm,) = unclipped_norms(config, start, params, request.local_lr)
+    (norm,) = trained_norms(config, rule, start, params, request.local_lr)
     spent = sample_epsilon(config, _rounds_trained(context, request.rounds_begun))
     count = client.shard.num_examples
     return train_reply(message, request, arrays, count, float(losses[0]), norm, spent)

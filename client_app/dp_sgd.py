@@ -21,11 +21,11 @@ from blackthorn.randomness import Stream
 from blackthorn.settings.config import RunConfig
 from blackthorn.settings.privacy_checks import claims_sample_privacy
 from blackthorn.strategies.accounting import Charge, Figure, Release, spent
+from blackthorn.strategies.bounded_update import check_float32
 from blackthorn.strategies.bounding import clip
 from blackthorn.strategies.entropy import Randomness, SeededRandomness, SystemRandomness
 from blackthorn.strategies.noise import gaussian_noise, on_grid
 from blackthorn.strategies.screening import one_line
-from blackthorn.strategies.update_clipping import check_float32
 from blackthorn.tasks.datasets import Examples
 from blackthorn.tasks.flat_model import FlatModel
 from blackthorn.tasks.shards import ExampleShard, Shard

@@ -5,7 +5,7 @@ with num-examples, and the ConfigRecord "attested" of the rule that was carried 
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 
 import numpy as np
@@ -13,7 +13,7 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
 from blackthorn.strategies.array_codec import decode, encode
-from blackthorn.strategies.local_rule import Attestation, LocalRule
+from blackthorn.strategies.attestation import Attestation, SentRule
 from blackthorn.tasks.flat_model import FlatModel
 from blackthorn.wire import (
     ARRAYS,
@@ -21,19 +21,22 @@ from blackthorn.wire import (
     CLIENT_ID,
     CONFIG,
     LOCAL_LR,
+    MEMORY,
     METRICS,
+    NONCE,
     NUM_EXAMPLES,
+    POISON,
     PROBLEM,
     ROUNDS_BEGUN,
     SAMPLE_EPSILON,
+    SEED,
     SERVER_ROUND,
-    SHARE,
-    SHARED_SEED,
-    TOTAL_EXAMPLES,
     UPDATE_NORM,
 )
 
 _NO_RECORDS = RecordDict()
+# What a round's config has whatever the algorithm; the rest is told to single clients.
+_OF_ALL = {SERVER_ROUND, LOCAL_LR, ROUNDS_BEGUN, CLIENT_ID, SEED, NONCE, POISON}
 
 
 @dataclass(frozen=True)
@@ -41,18 +44,17 @@ class RoundRequest:
     """A round's instruction: the global model and what changes from round to round.
 
     `rounds_begun`: how often clients have been asked to train, which in a resumed run is more often
-    than there are rounds. `rule` is the client's half of the algorithm. `share` p_c,
-    `total_examples` n and `shared_seed` are FA-LD's, 0 for all others.
+    than there are rounds. `rule` is the client's half of the algorithm, `told` what the server
+    tells this client beside, and `memory` [d] what it keeps for it.
     """
 
     server_round: int
     local_lr: float
     arrays: ArrayRecord
-    rule: LocalRule
-    share: float = 0.0
-    total_examples: int = 0
-    shared_seed: int = 0
+    rule: SentRule
     rounds_begun: int = 0
+    told: Mapping[str, float] = field(default_factory=dict)
+    memory: torch.Tensor | None = None
 
     @cached_property
     def attestation(self) -> ConfigRecord:
@@ -70,12 +72,24 @@ def read_round(message: Message) -> RoundRequest:
         server_round=server_round,
         local_lr=float(_number(config.get(LOCAL_LR, 1.0))),
         arrays=read_model(message),
-        rule=LocalRule.of(message.content),
+        rule=SentRule.of(message.content),
         rounds_begun=max(server_round, int(_number(config.get(ROUNDS_BEGUN, 0)))),
-        share=float(_number(config.get(SHARE, 0.0))),
-        total_examples=int(_number(config.get(TOTAL_EXAMPLES, 0))),
-        shared_seed=int(_number(config.get(SHARED_SEED, 0))),
+        told=_told(message),
+        memory=_memory(message),
     )
+
+
+def _told(message: Message) -> dict[str, float]:
+    config = message.content.config_records[CONFIG]
+    own = [key for key in config if key not in _OF_ALL]
+    return {key: value for key in own if isinstance(value := config[key], int | float)}
+
+
+def _memory(message: Message) -> torch.Tensor | None:
+    record = message.content.get(MEMORY)
+    if not isinstance(record, ArrayRecord):
+        return None
+    return torch.from_numpy(decode(record[MEMORY]))
 
 
 def read_model(message: Message) -> ArrayRecord:
@@ -87,14 +101,12 @@ def read_model(message: Message) -> ArrayRecord:
 
 
 def read_rounds(messages: Sequence[Message]) -> list[RoundRequest]:
-    """The instructions in the train messages of one round, which differ in the clients' shares
-    of the examples alone. Raises KeyError if they are not ours."""
+    """The instructions in the train messages of one round, which differ in what the server tells
+    single clients alone. Raises KeyError if they are not ours."""
     first = read_round(messages[0])
-    if SHARE not in messages[0].content[CONFIG]:
+    if not first.told and first.memory is None:
         return [first] * len(messages)
-    return [
-        replace(first, share=float(_number(message.content[CONFIG][SHARE]))) for message in messages
-    ]
+    return [replace(first, told=_told(message), memory=_memory(message)) for message in messages]
 
 
 def _number(value: object) -> int | float:

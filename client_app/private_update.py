@@ -1,56 +1,46 @@
-"""The client's share of the noise: what leaves the node is already private against the server."""
+"""What leaves the node, and what a client draws for it: by the round's rule, and private against
+the server where that asks for a share of the noise."""
 
 import math
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
-from blackthorn.client_app.bounding import bounded_models, bounded_update
+from blackthorn.client_app.configured_rule import configured_rule
 from blackthorn.client_app.disclosure import PublicRefusal
 from blackthorn.client_app.messages import RoundRequest
-from blackthorn.randomness import Stream
+from blackthorn.randomness import Stream, generator_of
 from blackthorn.settings.config import RunConfig
 from blackthorn.settings.derived import noise_shares
+from blackthorn.strategies.attestation import SentRule
+from blackthorn.strategies.bounded_update import check_float32
 from blackthorn.strategies.entropy import Randomness, SeededRandomness, SystemRandomness
-from blackthorn.strategies.local_rule import BOUND, NOISE_MULTIPLIER, NOISE_SHARES, LocalRule
-from blackthorn.strategies.noise import client_deviation, gaussian_noise, on_grid
-from blackthorn.strategies.update_clipping import check_float32
+from blackthorn.strategies.local_rule import ClientRound, RoundOf
+from blackthorn.strategies.noise import client_deviation
+
+BOUND, NOISE_MULTIPLIER, NOISE_SHARES = "bound", "noise-multiplier", "noise-shares"
 
 
 def noised_models(
     config: RunConfig,
     start: torch.Tensor,
     trained: torch.Tensor,
-    request: RoundRequest,
+    requests: Sequence[RoundRequest],
     clients: Sequence[int],
 ) -> torch.Tensor:
-    """Models [B, d] with the bounded updates of `trained` [B, d] from `start` [d], and noise.
+    """Models [B, d] that are sent by the round's rule of those `trained` [B, d] from `start` [d].
 
-    By the round's rule: every g_i gets N(0, (z C)²/s I) in gradient units, one of s shares. From
-    the operating system's entropy, or from the run's seed where `insecure-seeded-noise` says so.
-    Without noise in the rule, just as `bounded_models`.
-
-    Update and noise are added in float64 and rounded to the model's dtype with it, once: what is
-    rounded before the noise could be moved by more than C by a server whose model is large. An
-    update that is not finite counts as 0, since NaN would pass through any noise. Their sum is
-    `on_grid`.
+    With the share of the noise that the rule asks for: from the operating system's entropy, or from
+    the run's seed where `insecure-seeded-noise` says so.
 
     Raises PublicRefusal, so that nothing is sent, where the server names other shares or less noise
     than the run's configuration, or a rate or bound at which the noise is lost in rounding: with
     less than the local figure counts on, a client does not answer.
     """
-    z, _ = drawn_noise(config, request)
-    if z == 0:
-        return bounded_models(request.rule, start, trained, request.local_lr)
-    deviation = _deviation(request)
-    origin, noised = start.double(), torch.empty_like(trained)
-    for row, model, client in zip(noised, trained, clients, strict=True):
-        update = bounded_update(request.rule, origin, model.double(), request.local_lr)
-        randomness = _randomness(config, request.server_round, client)
-        noise = gaussian_noise(tuple(row.shape), deviation, randomness, torch.float64)
-        finite = bool(torch.isfinite(update).all())
-        row.copy_(origin - on_grid(update + noise if finite else noise, deviation))
-    return noised
+    drawn_noise(config, requests[0])
+    rule, local_lr = configured_rule(config, requests[0]), requests[0].local_lr
+    return rule.on_update(start, trained, local_lr, rounds_of(config, requests, clients))
 
 
 def drawn_noise(config: RunConfig, request: RoundRequest) -> tuple[float, int]:
@@ -58,26 +48,20 @@ def drawn_noise(config: RunConfig, request: RoundRequest) -> tuple[float, int]:
 
     Raises PublicRefusal as `noised_models`.
     """
-    rule = request.rule
-    if NOISE_MULTIPLIER not in rule.numbers:
+    numbers = request.rule.numbers
+    if NOISE_MULTIPLIER not in numbers:
         return 0.0, 1
-    _check_noise(config, rule)
+    _check_noise(config, request.rule)
+    z, shares = numbers[NOISE_MULTIPLIER], int(numbers[NOISE_SHARES])
+    deviation = client_deviation(z, numbers[BOUND], shares) * request.local_lr
     try:
-        check_float32("the noise that the server asks for", _deviation(request))
+        check_float32("the noise that the server asks for", deviation)
     except ValueError as error:
         raise PublicRefusal(str(error)) from None
-    return rule.numbers[NOISE_MULTIPLIER], int(rule.numbers[NOISE_SHARES])
+    return z, shares
 
 
-def _deviation(request: RoundRequest) -> float:
-    """η_l z C/√s: of a client's share, in the units of the model."""
-    numbers = request.rule.numbers
-    z, shares = numbers[NOISE_MULTIPLIER], int(numbers[NOISE_SHARES])
-    deviation = client_deviation(z, request.rule.numbers[BOUND], shares)
-    return deviation * request.local_lr
-
-
-def _check_noise(config: RunConfig, rule: LocalRule) -> None:
+def _check_noise(config: RunConfig, rule: SentRule) -> None:
     z, shares = rule.numbers[NOISE_MULTIPLIER], rule.numbers.get(NOISE_SHARES, 0)
     if not 0 < z < math.inf or z < config.noise_multiplier:
         raise PublicRefusal(
@@ -89,6 +73,32 @@ def _check_noise(config: RunConfig, rule: LocalRule) -> None:
             f"the server names {shares:g} shares of the noise: by the run's configuration there "
             f"are {noise_shares(config)}"
         )
+
+
+def rounds_of(
+    config: RunConfig, requests: Sequence[RoundRequest], clients: Sequence[int]
+) -> RoundOf:
+    """What the round's rule may know of each of the clients, and draw for it."""
+
+    def round_of(row: int) -> ClientRound:
+        request, client = requests[row], clients[row]
+        return ClientRound(
+            client,
+            request.server_round,
+            request.told,
+            request.memory,
+            lambda: noise_generator(config.langevin_seed, request.server_round, client),
+            lambda: _randomness(config, request.server_round, client),
+        )
+
+    return round_of
+
+
+def noise_generator(seed: int, server_round: int, client_id: int) -> np.random.Generator:
+    """Generator of a client's own noise: from the operating system's entropy for seed -1."""
+    if seed < 0:
+        return np.random.Generator(np.random.Philox())
+    return generator_of(Stream.LANGEVIN, seed, server_round, client_id)
 
 
 def _randomness(config: RunConfig, server_round: int, client: int) -> Randomness:

@@ -1,77 +1,21 @@
 """Local training: K steps of SGD on one client, or on a batch of clients at once."""
 
 import itertools
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from blackthorn.randomness import Stream, generator_of
-from blackthorn.strategies.bounding import clip
+from blackthorn.strategies.local_rule import LocalSGD, LocalSteps
 from blackthorn.tasks.flat_model import FlatModel
 from blackthorn.tasks.shards import ExampleShard, Shard
 
 # What the batch and the parameters of the clients trained together may take, in bytes.
 _CHUNK_BYTES = 24 * 2**20
-
-
-class LocalSteps(Protocol):
-    """A round's local training: K steps, the size of a batch, and what a step does."""
-
-    @property
-    def steps(self) -> int: ...
-    @property
-    def batch_size(self) -> int: ...
-
-    def move(self, params: Tensor, gradients: Tensor, step: int, clients: Sequence[int]) -> None:
-        """Step ``step`` (from 0), in place on the models ``params`` [R, d] of ``clients``, which
-        are positions among all that are trained; ``gradients`` [R, d] may be changed."""
-
-
-@dataclass(frozen=True)
-class LocalSGD:
-    """A round's local training.
-
-    ``steps`` K; ``batch_size`` examples drawn afresh at every step (0: all of them);
-    ``learning_rate`` η_l; ``weight_decay``, whose product with w is part of the gradient;
-    ``step_clip_norm`` λ > 0 replaces every step's gradient g by clip(g, λ) (FAT-Clipping-PI,
-    Yang et al., Algorithm 3), 0 leaves it.
-
-    Raises ValueError for values out of range.
-    """
-
-    steps: int
-    batch_size: int
-    learning_rate: float
-    weight_decay: float = 0.0
-    step_clip_norm: float = 0.0
-
-    def __post_init__(self) -> None:
-        if self.steps < 1:
-            raise ValueError(f"local-steps is {self.steps}: it must be at least 1")
-        if self.batch_size < 0:
-            raise ValueError(f"batch-size is {self.batch_size}: it must be 0 or more")
-        if not 0 < self.learning_rate < math.inf:
-            raise ValueError(f"local-lr is {self.learning_rate}: it must be positive and finite")
-        if not 0 <= self.weight_decay < math.inf:
-            raise ValueError(f"weight-decay is {self.weight_decay}: it must be 0 or more")
-        if not 0 <= self.step_clip_norm < math.inf:
-            raise ValueError(f"the step's clip norm is {self.step_clip_norm}: it must be 0 or more")
-
-    def move(self, params: Tensor, gradients: Tensor, step: int, clients: Sequence[int]) -> None:
-        """w ← w − η_l clip(g + weight_decay · w, λ); see LocalSteps."""
-        del step, clients
-        if self.weight_decay > 0:
-            gradients.add_(params, alpha=self.weight_decay)
-        if self.step_clip_norm > 0:
-            # Lengths and factors are computed in float64 on the processor.
-            gradients = clip(gradients.cpu(), self.step_clip_norm).to(params.device)
-        params.add_(gradients, alpha=-self.learning_rate)
 
 
 def training_device(name: str) -> torch.device:
@@ -243,7 +187,8 @@ def _train_chunk(
         (x.to(device), y.to(device), weights.to(device))
         for x, y, weights in _batches(shards, spec, generators, clients, params.dtype)
     )
-    if whole and start.ndim == 1 and isinstance(spec, LocalSGD) and not spec.step_clip_norm:
+    plain = isinstance(spec, LocalSGD) and not spec.rule.changes_gradients
+    if whole and start.ndim == 1 and plain and isinstance(spec, LocalSGD):
         batch = next(batches)
         out = params if device.type == "cpu" else torch.empty_like(params, device=device)
         total = model.descent(

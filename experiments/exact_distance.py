@@ -21,7 +21,7 @@ from blackthorn.experiments.gaussian_chain import (
 )
 from blackthorn.experiments.study import Cell, Context, Scale, Value
 from blackthorn.reporting.posterior_diagnostics import gaussian_distance
-from blackthorn.strategies.langevin import step_size
+from blackthorn.strategies.fed_langevin import step_size
 from blackthorn.tasks.bayes_linear import heterogeneous_clients
 
 # Bayesian linear regression in three dimensions, ten clients of about 20 examples.

@@ -23,7 +23,8 @@ from blackthorn.experiments.study import (
 )
 from blackthorn.reporting.figures import BLUE, CYCLE, ORANGE, legend_above, new_figure
 from blackthorn.settings.config import RunConfig, make_config
-from blackthorn.strategies.bounding import clip, normalize
+from blackthorn.strategies.algorithms import algorithm_class
+from blackthorn.strategies.private_averaging import PrivateAveraging
 from blackthorn.strategies.reports import RoundReport
 from blackthorn.tasks.flat_model import FlatModel
 from blackthorn.tasks.least_squares import LeastSquares
@@ -153,8 +154,9 @@ class _Watch:
     def _ratio(self, report: RoundReport) -> float:
         """‖(1/r) Σ g_i‖ over the norm of the noise that the step had beside it."""
         assert report.updates is not None, "all clients answer"
-        bound = normalize if self._config.algorithm == "dp-normfedavg" else clip
-        bounded = bound(report.updates.double(), self._config.clip_norm)
+        kind = algorithm_class(self._config)
+        assert issubclass(kind, PrivateAveraging)
+        bounded = kind.bounded.constrain(report.updates.double(), self._config.clip_norm)
         signal = bounded.sum(dim=0) / self._config.num_clients
         step = (self._last - report.model.double()) / report.local_lr
         return float(signal.norm() / (step - signal).norm())

@@ -1,33 +1,21 @@
 """From a run configuration to a strategy. Everything that can be wrong is found here."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from blackthorn import attacks
 from blackthorn.recording.privacy import local_rate_of, participation_of, privacy_plan
-from blackthorn.settings.catalogue import facts_of
 from blackthorn.settings.config import ConfigError, RunConfig
-from blackthorn.settings.derived import clip_units, contraction_of, expected_cohort
+from blackthorn.settings.derived import contraction_of, expected_cohort
 from blackthorn.settings.own_code import OWN_CODE_KEYS, guarded_function, is_own_code, own_function
 from blackthorn.settings.privacy_checks import is_noised
 from blackthorn.settings.robustness_checks import rule_of, unprotected
 from blackthorn.strategies import (
-    CEFedAvg,
-    DPFedAvg,
-    DPNormFedAvg,
-    FatClippingPI,
-    FatClippingPR,
     FederatedStrategy,
-    FedLangevin,
-    GFedAvg,
-    Langevin,
-    LangevinRate,
-    ModelClipping,
     OutputIterate,
     PrivacyPlan,
-    Rage,
     ServerStep,
     StrategyOptions,
 )
@@ -42,9 +30,10 @@ from blackthorn.strategies.aggregators import (
     nearest_neighbours,
     weighted_mean,
 )
+from blackthorn.strategies.algorithms import algorithm_class
 from blackthorn.strategies.base import Observer
 from blackthorn.strategies.corruption import CorruptionBound
-from blackthorn.strategies.fed_langevin import Scheme
+from blackthorn.strategies.private_averaging import PrivateOptions
 
 logger = logging.getLogger("blackthorn")
 
@@ -85,96 +74,17 @@ def build_strategy(
     if plan is None and is_noised(config):
         plan = privacy_plan(config)
     if plan is not None:
-        del options["participation"]
-        private = DPNormFedAvg if config.algorithm == "dp-normfedavg" else DPFedAvg
-        return private(plan, ledger=ledger, **options)
-    return ALGORITHMS[config.algorithm](config, options)
-
-
-def _gfedavg(config: RunConfig, options: StrategyOptions) -> FederatedStrategy:
-    del config
-    return GFedAvg(**options)
-
-
-def _rage(config: RunConfig, options: StrategyOptions) -> FederatedStrategy:
-    if "aggregator" in options:
-        # Local SGD under a rule that was asked for by name, to compare with RAGE.
-        return GFedAvg(**options)
-    num_corrupt = config.num_corrupt if config.num_corrupt >= 0 else None
-    return Rage(
-        num_corrupt,
-        corrupt_fraction=config.corrupt_fraction if num_corrupt is None else None,
-        stop=config.rage_stop,
-        coordinates=config.rage_coordinates or None,
-        average=config.rage_average,
-        mixing=_mixing(config),
-        **options,
-    )
-
-
-def _fat_clipping_pr(config: RunConfig, options: StrategyOptions) -> FederatedStrategy:
-    return FatClippingPR(config.clip_norm, clip_units=clip_units(config), **options)
-
-
-def _fat_clipping_pi(config: RunConfig, options: StrategyOptions) -> FederatedStrategy:
-    return FatClippingPI(
-        config.clip_norm, config.local_steps, clip_units=clip_units(config), **options
-    )
-
-
-def _ce_fedavg(config: RunConfig, options: StrategyOptions) -> FederatedStrategy:
-    return CEFedAvg(config.clip_norm, clip_units=clip_units(config), **options)
-
-
-def _model_clipping(config: RunConfig, options: StrategyOptions) -> FederatedStrategy:
-    return ModelClipping(config.clip_norm, **options)
-
-
-def _fa_ld(config: RunConfig, options: StrategyOptions) -> FederatedStrategy:
-    # These are the scheme's and the step size's to set.
-    for key in ("participation", "weighting", "server_step", "local_rate"):
-        options.pop(key)  # type: ignore[misc]
-    decays = config.step_size == "decaying"
-    rate = LangevinRate(
-        config.local_lr,
-        strong_convexity=config.strong_convexity if decays else 0.0,
-        local_steps=config.local_steps,
-    )
-    return FedLangevin(
-        rate,
-        langevin=Langevin(config.temperature, config.shared_noise, config.prior_precision),
-        scheme=LANGEVIN_SCHEMES[config.participation],
-        draws=config.clients_per_round,
-        shared_seed=None if config.langevin_seed < 0 else config.langevin_seed,
-        **options,
-    )
-
-
-LANGEVIN_SCHEMES: dict[str, Scheme] = {
-    "full": "full",
-    "with-replacement": "with-replacement",
-    "fixed": "without-replacement",
-}
-
-ALGORITHMS: dict[str, Callable[[RunConfig, StrategyOptions], FederatedStrategy]] = {
-    "gfedavg": _gfedavg,
-    "fat-clipping-pr": _fat_clipping_pr,
-    "fat-clipping-pi": _fat_clipping_pi,
-    "ce-fedavg": _ce_fedavg,
-    "model-clipping": _model_clipping,
-    "rage": _rage,
-    "fa-ld": _fa_ld,
-}
+        del options["participation"]  # the plan's
+        options = PrivateOptions(**options, privacy=plan, ledger=ledger)
+    return algorithm_class(config).build(config, options)
 
 
 def _aggregator(config: RunConfig) -> Aggregator | None:
-    """The rule that the configuration names; None for the algorithm's own."""
-    if config.aggregator == "auto" and (
-        config.pre_aggregator == "none" or facts_of(config.algorithm).rule != "mean"
-    ):
+    """The rule that the configuration names, or the algorithm has; None for the plain mean of one
+    that was not asked for."""
+    rule, mixing = rule_of(config), _mixing(config)
+    if config.aggregator == "auto" and rule == "mean" and mixing is None:
         return None
-    rule = rule_of(config)
-    mixing = _mixing(config)
     if rule == "mean" and mixing is None:
         return weighted_mean
     if rule == "rage":

@@ -54,9 +54,9 @@ from blackthorn.settings.privacy_checks import (
 )
 from blackthorn.settings.unused_keys import unused_settings
 from blackthorn.strategies import PrivacyPlan
+from blackthorn.strategies.algorithms import algorithm_class
 from blackthorn.strategies.array_codec import decode
 from blackthorn.strategies.base import EvaluateFn, Observer
-from blackthorn.strategies.langevin import require_balance, shares
 from blackthorn.strategies.reports import RoundReport
 from blackthorn.tasks.problem import Problem, load_problem
 from blackthorn.wire import SEED
@@ -125,8 +125,8 @@ def prepare(config: RunConfig) -> PreparedRun:
             # Whether the data can be dealt as configured, and their labels be flipped.
             shards = problem.shards()
             problem.poisoned(shards[0], config.attack)
-            if facts.samples_posterior and config.participation == "fixed":
-                require_balance(shares({i: s.num_examples for i, s in enumerate(shards)}))
+            counts = {i: shard.num_examples for i, shard in enumerate(shards)}
+            algorithm_class(config).check_examples(config, counts)
         if facts.samples_posterior:
             check_posterior(config, problem)
     except ValueError as error:

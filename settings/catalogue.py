@@ -48,29 +48,33 @@ class Facts:
 _STRATEGIES = "blackthorn.strategies"
 
 ALGORITHMS = {
-    "gfedavg": Facts(f"{_STRATEGIES}:GFedAvg"),
-    "fat-clipping-pr": Facts(f"{_STRATEGIES}:FatClippingPR", clip_norm="needed"),
-    "fat-clipping-pi": Facts(f"{_STRATEGIES}:FatClippingPI", clip_norm="needed", own_steps=True),
+    "gfedavg": Facts(f"{_STRATEGIES}.gfedavg:GFedAvg"),
+    "fat-clipping-pr": Facts(f"{_STRATEGIES}.clipping:FatClippingPR", clip_norm="needed"),
+    "fat-clipping-pi": Facts(
+        f"{_STRATEGIES}.clipping:FatClippingPI", clip_norm="needed", own_steps=True
+    ),
     "ce-fedavg": Facts(
-        f"{_STRATEGIES}:CEFedAvg",
-        noised=f"{_STRATEGIES}:DPFedAvg",
+        f"{_STRATEGIES}.clipping:CEFedAvg",
+        noised=f"{_STRATEGIES}.dp_fedavg:DPFedAvg",
         clip_norm="needed",
         units="parameter",
     ),
-    "model-clipping": Facts(f"{_STRATEGIES}:ModelClipping", clip_norm="needed", units="parameter"),
+    "model-clipping": Facts(
+        f"{_STRATEGIES}.clipping:ModelClipping", clip_norm="needed", units="parameter"
+    ),
     "dp-fedavg": Facts(
-        f"{_STRATEGIES}:DPFedAvg",
-        noised=f"{_STRATEGIES}:DPFedAvg",
+        f"{_STRATEGIES}.dp_fedavg:DPFedAvg",
+        noised=f"{_STRATEGIES}.dp_fedavg:DPFedAvg",
         clip_norm="needed",
     ),
     "dp-normfedavg": Facts(
-        f"{_STRATEGIES}:DPNormFedAvg",
-        noised=f"{_STRATEGIES}:DPNormFedAvg",
+        f"{_STRATEGIES}.dp_fedavg:DPNormFedAvg",
+        noised=f"{_STRATEGIES}.dp_fedavg:DPNormFedAvg",
         clip_norm="needed",
     ),
-    "rage": Facts(f"{_STRATEGIES}:Rage", rule="rage"),
+    "rage": Facts(f"{_STRATEGIES}.rage_local_sgd:Rage", rule="rage"),
     "fa-ld": Facts(
-        f"{_STRATEGIES}:FedLangevin",
+        f"{_STRATEGIES}.fed_langevin:FedLangevin",
         own_steps=True,
         samples_posterior=True,
         # Anything else would make the chain's stationary law another one than the posterior: a
@@ -92,6 +96,15 @@ TASKS = (
     *("digits", "mnist", "fashion-mnist", "cifar10", "shakespeare", "own-data"),
     *("quadratic-noise", "least-squares", "bayes-linear"),
 )
+# The clients' halves: the name that travels, and the LocalRule that it means.
+LOCAL_RULES = {
+    "sgd": f"{_STRATEGIES}.local_rule:LocalRule",
+    "clip-gradient": f"{_STRATEGIES}.clipping:ClipGradient",
+    "clip-update": f"{_STRATEGIES}.bounded_update:ClipUpdate",
+    "normalize-update": f"{_STRATEGIES}.dp_fedavg:NormalizeUpdate",
+    "clip-model": f"{_STRATEGIES}.clipping:ClipModel",
+    "langevin": f"{_STRATEGIES}.fed_langevin:LangevinSteps",
+}
 
 
 def facts_of(algorithm: str) -> Facts:

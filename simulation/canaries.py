@@ -83,7 +83,7 @@ class CanaryGrid(SynchronousGrid):
         start = start_vector(request.arrays, model)
         length = request.local_lr * self._bound(request.local_lr)
         params = start - length * self._directions[rows].to(start.dtype)
-        params = noised_models(config, start, params, request, ids)
+        params = noised_models(config, start, params, [request] * len(ids), ids)
         arrays = trained_arrays(request.arrays, model, params)
         return [
             train_reply(message, request, own, CLAIMED_EXAMPLES, None)

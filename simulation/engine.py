@@ -11,8 +11,7 @@ import torch
 from flwr.app import Error, Message, MessageType
 from torch import Tensor
 
-from blackthorn.client_app.bounding import unclipped_norms
-from blackthorn.client_app.clientapp import local_training
+from blackthorn.client_app.clientapp import local_training, trained_norms
 from blackthorn.client_app.configured_rule import check_rule
 from blackthorn.client_app.disclosure import disclosed
 from blackthorn.client_app.dp_sgd import sample_epsilon, train_clients_privately
@@ -30,6 +29,7 @@ from blackthorn.flower_port.synchronous import SynchronousGrid
 from blackthorn.settings.config import RunConfig
 from blackthorn.simulation.memory import keep_freed_memory, set_imports_aside
 from blackthorn.strategies.array_codec import HeldArray
+from blackthorn.strategies.local_rule import LocalRule
 from blackthorn.tasks.problem import Problem
 from blackthorn.tasks.shards import Shard
 from blackthorn.wire import CONFIG, POISON
@@ -99,10 +99,11 @@ class EngineGrid(SynchronousGrid):
     def cohort(self, messages: Sequence[Message]) -> "Cohort":
         """What the train `messages` of one round ask for."""
         requests = read_rounds(messages)
-        check_rule(self.config, requests[0])
+        rule = check_rule(self.config, requests[0])
         clients = [_client_of(message) for message in messages]
         return Cohort(
             messages,
+            rule,
             requests,
             clients,
             start_vector(requests[0].arrays, self.problem.model),
@@ -123,6 +124,7 @@ class Cohort:
     client of their generators."""
 
     messages: Sequence[Message]
+    rule: LocalRule
     requests: list[RoundRequest]
     clients: list[int]
     start: Tensor
@@ -142,7 +144,7 @@ def train_together(
     cohorts = [grid.cohort(sent) for grid, sent in zip(grids, messages, strict=True)]
     requests = [request for cohort in cohorts for request in cohort.requests]
     clients = [client for cohort in cohorts for client in cohort.clients]
-    local_lr = requests[0].local_lr
+    rule, local_lr = cohorts[0].rule, requests[0].local_lr
     if len(cohorts) == 1:
         # One vector serves all: a matrix of copies may not fit beside the clients' models.
         starts = cohorts[0].start
@@ -154,9 +156,9 @@ def train_together(
         params, losses = train_clients_privately(config, model, starts, shards, local_lr, keys)
     else:
         generators = ClientGenerators(keys)
-        steps = local_training(config, requests, clients)
+        steps = local_training(config, rule, requests, clients)
         params, losses = train_clients(grids[0].training_model, starts, shards, steps, generators)
-    norms = iter(unclipped_norms(config, starts, params, local_lr))
+    norms = iter(trained_norms(config, rule, starts, params, local_lr))
     sizes = [len(cohort.shards) for cohort in cohorts]
     return [
         _replies(grid, cohort, own_params, own_losses, [next(norms) for _ in cohort.shards])
@@ -170,7 +172,7 @@ def _replies(
     grid: EngineGrid, cohort: Cohort, params: Tensor, losses: Tensor, norms: list[float | None]
 ) -> list[Message]:
     config, request = grid.config, cohort.requests[0]
-    noised = noised_models(config, cohort.start, params, request, cohort.clients)
+    noised = noised_models(config, cohort.start, params, cohort.requests, cohort.clients)
     answers = trained_arrays(request.arrays, grid.problem.model, noised, HeldArray)
     spent = sample_epsilon(config, request.rounds_begun)
     return [

@@ -13,11 +13,12 @@ from scipy import stats
 
 from blackthorn.client_app.configured_rule import configured_rule
 from blackthorn.client_app.messages import RoundRequest, start_vector
+from blackthorn.client_app.private_update import NOISE_MULTIPLIER, NOISE_SHARES
 from blackthorn.settings.config import RunConfig
 from blackthorn.simulation.auditing import Finding, lower_bound
 from blackthorn.simulation.engine import EngineGrid
 from blackthorn.strategies import PrivacyPlan, Release, spent
-from blackthorn.strategies.local_rule import NOISE_MULTIPLIER, NOISE_SHARES, UNNAMED, LocalRule
+from blackthorn.strategies.attestation import UNNAMED, SentRule
 from blackthorn.tasks.datasets import Examples
 from blackthorn.tasks.labelled import LabelledTask
 from blackthorn.tasks.problem import Problem
@@ -98,12 +99,12 @@ def update_sent(client: EngineGrid, plan: PrivacyPlan) -> torch.Tensor:
     config, model = client.config, client.problem.model
     arrays = ArrayRecord(client.problem.state())
     told = {NOISE_MULTIPLIER: plan.noise_multiplier, NOISE_SHARES: plan.noise_shares}
-    request = RoundRequest(1, config.local_lr, arrays, LocalRule(UNNAMED, told))
+    request = RoundRequest(1, config.local_lr, arrays, SentRule(UNNAMED, told))
     content = RecordDict(
         {
             ARRAYS: arrays,
             CONFIG: ConfigRecord({SERVER_ROUND: 1, LOCAL_LR: config.local_lr}),
-            RULE: configured_rule(config, request).record(),
+            RULE: configured_rule(config, request).sent.record(),
         }
     )
     node = next(iter(client.get_node_ids()))

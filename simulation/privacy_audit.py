@@ -19,8 +19,9 @@ from blackthorn.simulation.canaries import CanaryGrid, random_directions
 from blackthorn.simulation.engine import EngineGrid
 from blackthorn.simulation.noise_audit import attack_local_claim
 from blackthorn.simulation.sample_audit import attack_sample_claim
-from blackthorn.strategies import DPFedAvg, DPNormFedAvg, PrivacyPlan, StrategyOptions, spent
-from blackthorn.strategies.private_averaging import PrivateAveraging
+from blackthorn.strategies import PrivacyPlan, StrategyOptions, spent
+from blackthorn.strategies.algorithms import algorithm_class
+from blackthorn.strategies.private_averaging import PrivateAveraging, PrivateOptions
 from blackthorn.strategies.reports import RoundReport
 from blackthorn.tasks.problem import Problem, load_problem
 
@@ -108,8 +109,12 @@ def _claimed_plan(config: RunConfig) -> PrivacyPlan | None:
 
 
 def _product(config: RunConfig) -> Build:
-    kind = DPNormFedAvg if config.algorithm == "dp-normfedavg" else DPFedAvg
-    return lambda plan, options: kind(plan, **options)
+    def build(plan: PrivacyPlan, options: StrategyOptions) -> PrivateAveraging:
+        strategy = algorithm_class(config).build(config, PrivateOptions(**options, privacy=plan))
+        assert isinstance(strategy, PrivateAveraging)  # as there is a plan
+        return strategy
+
+    return build
 
 
 @dataclass(frozen=True)

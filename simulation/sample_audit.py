@@ -17,7 +17,7 @@ from blackthorn.client_app.messages import RoundRequest, start_vector
 from blackthorn.settings.config import RunConfig
 from blackthorn.simulation.auditing import Finding, lower_bound
 from blackthorn.simulation.engine import EngineGrid
-from blackthorn.strategies.local_rule import UNNAMED, LocalRule
+from blackthorn.strategies.attestation import UNNAMED, SentRule
 from blackthorn.tasks.datasets import Examples
 from blackthorn.tasks.flat_model import FlatModel
 from blackthorn.tasks.labelled import LabelledTask
@@ -96,12 +96,12 @@ def _neighbours(
 def _replies(grid: EngineGrid, config: RunConfig) -> list[Message]:
     """What the client answers to the question who it is, and to a round from w_0."""
     arrays = ArrayRecord(grid.problem.state())
-    request = RoundRequest(1, config.local_lr, arrays, LocalRule(UNNAMED))
+    request = RoundRequest(1, config.local_lr, arrays, SentRule(UNNAMED))
     content = RecordDict(
         {
             ARRAYS: arrays,
             CONFIG: ConfigRecord({SERVER_ROUND: 1, LOCAL_LR: config.local_lr}),
-            RULE: configured_rule(config, request).record(),
+            RULE: configured_rule(config, request).sent.record(),
         }
     )
     (node,) = grid.get_node_ids()

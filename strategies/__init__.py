@@ -28,20 +28,17 @@ from .aggregators import (
     weighted_mean,
 )
 from .base import FederatedStrategy, StrategyOptions
+from .bounded_update import ClipNorm
 from .bounding import NormBound, clip, normalize
-from .ce_fedavg import CEFedAvg
+from .clipping import CEFedAvg, FatClippingPI, FatClippingPR, ModelClipping
 from .corruption import CorruptionBound
-from .dp_fedavg import DPFedAvg
-from .dp_normfedavg import DPNormFedAvg
+from .dp_fedavg import DPFedAvg, DPNormFedAvg
 from .enrolment import NotEnoughClients
-from .fat_clipping_pi import FatClippingPI
-from .fat_clipping_pr import FatClippingPR
-from .fed_langevin import FedLangevin
+from .fed_langevin import FedLangevin, Langevin, LangevinRate
 from .gfedavg import GFedAvg
-from .langevin import Langevin, LangevinRate
 from .learning_rate import LocalRate
 from .ledger import Ledger
-from .model_clipping import ModelClipping
+from .local_rule import LocalRule
 from .output_iterate import OutputIterate
 from .participation import (
     CohortPlan,
@@ -57,7 +54,6 @@ from .schedules import ClippingSchedule, fat_clipping_schedule
 from .server_step import ServerStep
 from .shared_noise import shared_noise
 from .tail_index import tail_index
-from .update_clipping import ClipNorm
 
 __all__ = [
     "Aggregate",
@@ -82,6 +78,7 @@ __all__ = [
     "LangevinRate",
     "Ledger",
     "LocalRate",
+    "LocalRule",
     "ModelClipping",
     "NormBound",
     "NotEnoughClients",

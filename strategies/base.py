@@ -22,6 +22,7 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from blackthorn.flower_port.synchronous import attribute_replies
 from blackthorn.flower_port.transports import Delivery, Enough, Transport, transport_of
+from blackthorn.settings.config import RunConfig
 from blackthorn.wire import (
     ARRAYS,
     CLIENT_ID,
@@ -36,12 +37,12 @@ from blackthorn.wire import (
 )
 
 from .aggregators import Aggregator, weighted_mean
+from .attestation import Attestation
 from .enrolment import ClientRegistry
 from .federated_evaluation import average_metrics
 from .global_model import GlobalModel
 from .inbox import Screened, screen_inbox
 from .learning_rate import LocalRate
-from .local_rule import Attestation
 from .output_iterate import IterateKeeper, OutputIterate
 from .participation import (
     FullParticipation,
@@ -182,6 +183,12 @@ class FederatedStrategy(RoundHooks, Strategy):
         self._evaluation = _Broadcast(0, [], [], 0.0, 0.0)
         self._closed: _Broadcast | None = None
         self._told_of_silence = False
+
+    @classmethod
+    def build(cls, config: RunConfig, options: StrategyOptions) -> "FederatedStrategy":
+        """What the run configuration describes: `options` with what is the algorithm's own."""
+        del config
+        return cls(**options)
 
     # A run.
 
@@ -380,9 +387,9 @@ class FederatedStrategy(RoundHooks, Strategy):
         shared = {**(config or {}), LOCAL_LR: self._local_lr, ROUNDS_BEGUN: self.rounds_begun}
         content = _round_content(model.arrays(), shared, server_round)
         rule = self.local_rule(context)
-        attested = Attestation(rule, server_round) if self.needs_attestation else None
+        attested = Attestation(rule.sent, server_round) if self.needs_attestation else None
         context = replace(context, rule=rule, attested=attested)
-        content[RULE] = rule.record()
+        content[RULE] = rule.sent.record()
         messages = [
             self._message(client, content, cohort.told.get(client, {}), MessageType.TRAIN, timeout)
             for client in cohort.clients

@@ -1,34 +1,251 @@
-"""Federated averaging Langevin dynamics, FA-LD, on the server (Deng et al., Algorithms 1-6)."""
+"""Federated averaging Langevin dynamics, FA-LD (Deng et al., Algorithms 1-6).
+
+The target is π(θ) ∝ exp(−f(θ)/τ) with the energy f = Σ_c p_c f^c, f^c = ℓ^c/p_c − ln prior, where
+ℓ^c is the *sum* of the negative log-likelihood over client c's examples and p_c = n_c/n its share
+of all n examples. So f is the total negative log-likelihood minus the log prior, once.
+
+    θ ← θ − η ∇̃f^c(θ) + √(2ητρ²) ξ_k + √(2η(1 − ρ²)τ/p_c) ξ^c_k
+
+ξ_k is the same on every client, ξ^c_k the client's own. Averaged with the weights p_c the noises
+have covariance ρ² 2ητ I + Σ p_c² (1 − ρ²) 2ητ/p_c I = 2ητ I, whatever ρ and p.
+"""
 
 import logging
+import math
 import secrets
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Unpack
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, Self, Unpack
+
+import numpy as np
+import torch
+from torch import Tensor
 
 from blackthorn.randomness import Stream, generator_of
+from blackthorn.settings.config import RunConfig
 from blackthorn.wire import SHARE, SHARED_SEED, TOTAL_EXAMPLES
 
+from .attestation import SentRule
 from .base import FederatedStrategy, StrategyOptions
 from .enrolment import Client
-from .langevin import Langevin, LangevinRate, require_balance, shares
-from .local_rule import (
-    LANGEVIN,
-    LOCAL_STEPS,
-    PRIOR_PRECISION,
-    SHARED_FRACTION,
-    STEP_SIZE,
-    STRONG_CONVEXITY,
-    TEMPERATURE,
-    LocalRule,
-)
+from .learning_rate import LocalRate
+from .local_rule import LocalRule, LocalSGD, LocalSteps, RoundOf
 from .participation import CohortPlan
 from .rounds import RoundContext
-from .shared_noise import MAX_SHARED_SEED
+from .shared_noise import MAX_SHARED_SEED, shared_noise
 
 logger = logging.getLogger("blackthorn")
 
 Scheme = Literal["full", "with-replacement", "without-replacement"]
+# By the key `participation`.
+_SCHEMES: dict[str, Scheme] = {
+    "full": "full",
+    "with-replacement": "with-replacement",
+    "fixed": "without-replacement",
+}
+# Largest relative difference of the shares that counts as balanced data.
+BALANCE_TOLERANCE = 0.01
+
+
+@dataclass(frozen=True)
+class Langevin:
+    """What the local steps of all clients have in common.
+
+    ``temperature`` τ; ``shared_fraction`` ρ in [0, 1], the part of the noise that all clients
+    share; ``prior_precision`` λ of the prior N(0, I/λ), 0: the flat prior.
+    Raises ValueError for values out of range.
+    """
+
+    temperature: float = 1.0
+    shared_fraction: float = 0.0
+    prior_precision: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.temperature < math.inf:
+            raise ValueError(f"temperature = {self.temperature} is not allowed: 0 or more")
+        if not 0 <= self.shared_fraction <= 1:
+            raise ValueError(f"shared noise = {self.shared_fraction} is not allowed: 0 to 1")
+        if not 0 <= self.prior_precision < math.inf:
+            raise ValueError(f"prior precision = {self.prior_precision} is not allowed: 0 or more")
+
+    @classmethod
+    def of(cls, config: RunConfig) -> Self:
+        """The run configuration's."""
+        return cls(config.temperature, config.shared_noise, config.prior_precision)
+
+    def energy_gradient(self, params: Tensor, mean_gradient: Tensor, total_examples: int) -> Tensor:
+        """∇̃f^c [R, d] = n · mean_gradient + λθ: the mean over a batch times n, all clients' number.
+
+        (n/B) Σ_batch ∇l estimates ∇ℓ^c/p_c = (n/n_c) Σ_all ∇l, for any client and batch size B.
+        """
+        gradient = mean_gradient * total_examples
+        return gradient.add_(params, alpha=self.prior_precision)
+
+    def shared_scale(self, step_size: float) -> float:
+        """√(2ητρ²), the standard deviation of the shared noise."""
+        return self.shared_fraction * math.sqrt(2 * step_size * self.temperature)
+
+    def own_scale(self, step_size: float, share: Tensor) -> Tensor:
+        """√(2η(1 − ρ²)τ/p_c) [R] for the shares p_c [R], those of the clients' own noises."""
+        variance = 2 * step_size * (1 - self.shared_fraction**2) * self.temperature
+        return torch.sqrt(variance / share)
+
+    def step(
+        self,
+        params: Tensor,
+        energy_gradient: Tensor,
+        step_size: float,
+        share: Tensor,
+        shared: Tensor | None,
+        own: Tensor | None,
+    ) -> None:
+        """One local step of R clients, in place on ``params`` [R, d].
+
+        ``share`` p_c [R]; ``shared`` ξ_k [d] (or [R, d], of several chains) and ``own`` ξ^c_k
+        [R, d] are standard normal, None where their scale is 0.
+        """
+        params.add_(energy_gradient, alpha=-step_size)
+        if shared is not None:
+            params.add_(shared, alpha=self.shared_scale(step_size))
+        if own is not None:
+            params.addcmul_(own, self.own_scale(step_size, share).to(params.dtype)[:, None])
+
+
+@dataclass(frozen=True)
+class LangevinRate(LocalRate):
+    """η_k = 1/(1/η_0 + m k/12), k counted over local steps: Theorem 5.8 with η_0 = 1/(2L).
+
+    ``initial`` is η_0, ``strong_convexity`` m (0: the step size is fixed), ``local_steps`` K.
+    Since 1/η grows by the same amount at every step, the size at the start of a round is all that
+    a client has to be told. Raises ValueError for values out of range.
+    """
+
+    strong_convexity: float = 0.0
+    local_steps: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.decay != 1.0:
+            raise ValueError(f"decay = {self.decay} is not allowed: a step size decays by m k/12")
+        if not 0 <= self.strong_convexity < math.inf:
+            raise ValueError(f"m = {self.strong_convexity} is not allowed: 0 or more")
+        if self.local_steps < 1:
+            raise ValueError(f"local steps = {self.local_steps} is not allowed: at least 1")
+
+    @classmethod
+    def of(cls, config: RunConfig) -> Self:
+        """The run configuration's."""
+        decay = config.strong_convexity if config.step_size == "decaying" else 0.0
+        return cls(config.local_lr, strong_convexity=decay, local_steps=config.local_steps)
+
+    def after_round(self, rate: float, gained: float | None) -> float:
+        """The step size K local steps after the step size ``rate``."""
+        del gained
+        return step_size(rate, self.strong_convexity, self.local_steps)
+
+
+def step_size(first: float, strong_convexity: float, step: int) -> float:
+    """η ``step`` local steps after η = ``first``: 1/(1/first + m step/12)."""
+    if strong_convexity == 0:
+        return first
+    return 1 / (1 / first + strong_convexity * step / 12)
+
+
+@dataclass(frozen=True, eq=False)
+class LocalLangevin:
+    """A round's local steps of B clients, for `train_clients`.
+
+    Client b has the share ``share[b]`` p_c of the ``total_examples`` n, draws ξ^c from
+    ``own_noise[b]`` and shares ξ with all of the same ``shared_seeds[b]`` in this round.
+    ``first_step_size`` η of the round's first step; it decays by ``strong_convexity`` m k/12.
+    """
+
+    langevin: Langevin
+    steps: int
+    batch_size: int
+    first_step_size: float
+    strong_convexity: float
+    server_round: int
+    total_examples: int
+    share: Tensor
+    shared_seeds: Sequence[int]
+    own_noise: Sequence[np.random.Generator]
+
+    def move(self, params: Tensor, gradients: Tensor, step: int, clients: Sequence[int]) -> None:
+        """One step in place on ``params`` [R, d], the rows of ``clients``, positions among the B;
+        ``gradients`` [R, d] of their mean losses over the batch."""
+        eta = step_size(self.first_step_size, self.strong_convexity, step)
+        rho = self.langevin.shared_fraction
+        self.langevin.step(
+            params,
+            self.langevin.energy_gradient(params, gradients, self.total_examples),
+            eta,
+            self.share[list(clients)].to(params.device),
+            self._shared(params, step, clients).to(params.device) if rho > 0 else None,
+            self._own(params, clients).to(params.device) if rho < 1 else None,
+        )
+
+    def _shared(self, params: Tensor, step: int, clients: Sequence[int]) -> Tensor:
+        seeds = [self.shared_seeds[client] for client in clients]
+        noise = {
+            seed: shared_noise(seed, self.server_round, step, params.shape[1], params.dtype)
+            for seed in set(seeds)
+        }
+        return noise[seeds[0]] if len(noise) == 1 else torch.stack([noise[s] for s in seeds])
+
+    def _own(self, params: Tensor, clients: Sequence[int]) -> Tensor:
+        dtype = np.float64 if params.dtype == torch.float64 else np.float32
+        rows = np.empty(params.shape, dtype=dtype)
+        for row, client in zip(rows, clients, strict=True):
+            self.own_noise[client].standard_normal(dtype=dtype, out=row)
+        return torch.from_numpy(rows)
+
+
+@dataclass(frozen=True)
+class LangevinSteps(LocalRule):
+    """A client's K steps are FA-LD's; it is told its p_c, n and the seed of the shared noise."""
+
+    name: ClassVar[str] = "langevin"
+
+    step_size: float
+    temperature: float
+    shared_fraction: float
+    prior_precision: float
+    strong_convexity: float | None = None
+    local_steps: int | None = None
+
+    @classmethod
+    def of(cls, langevin: Langevin, rate: LangevinRate, local_lr: float) -> Self:
+        """At the round's first step size η = `local_lr`; how it decays, where it does."""
+        decay: dict[str, Any] = {}
+        if rate.strong_convexity > 0:
+            decay = {"strong_convexity": rate.strong_convexity, "local_steps": rate.local_steps}
+        tau, rho, prior = langevin.temperature, langevin.shared_fraction, langevin.prior_precision
+        return cls(local_lr, tau, rho, prior, **decay)
+
+    def steps(self, sgd: LocalSGD, num_clients: int, round_of: RoundOf) -> LocalSteps:
+        """Raises ValueError where a client was not told its share of the examples."""
+        rounds = [round_of(row) for row in range(num_clients)]
+        for one in rounds:
+            share, total = one.told.get(SHARE, 0.0), one.told.get(TOTAL_EXAMPLES, 0)
+            if not 0 < share <= 1 or total < 1:
+                raise ValueError(
+                    f"client {one.client} was told share = {share:g} of {total} examples: fa-ld "
+                    "needs a share above 0, at most 1, of at least 1 example"
+                )
+        return LocalLangevin(
+            Langevin(self.temperature, self.shared_fraction, self.prior_precision),
+            steps=sgd.steps,
+            batch_size=sgd.batch_size,
+            first_step_size=self.step_size,
+            strong_convexity=self.strong_convexity or 0.0,
+            server_round=rounds[0].server_round,
+            total_examples=int(rounds[0].told[TOTAL_EXAMPLES]),
+            share=torch.tensor([one.told[SHARE] for one in rounds], dtype=torch.float64),
+            shared_seeds=[int(one.told.get(SHARED_SEED, 0)) for one in rounds],
+            own_noise=[one.generator() for one in rounds],
+        )
 
 
 class FedLangevin(FederatedStrategy):
@@ -66,10 +283,8 @@ class FedLangevin(FederatedStrategy):
         for option in ("participation", "weighting", "server_step", "local_rate"):
             if option in options:
                 raise ValueError(f"{option} is not an option of FedLangevin: its scheme sets it")
-        if scheme not in ("full", "with-replacement", "without-replacement"):
-            raise ValueError(
-                f"scheme = {scheme!r} is not allowed: full, with-replacement, without-replacement"
-            )
+        if scheme not in _SCHEMES.values():
+            raise ValueError(f"scheme = {scheme!r} is not allowed: {', '.join(_SCHEMES.values())}")
         if scheme != "full" and draws < 1:
             raise ValueError(f"draws = {draws} is not allowed with {scheme}: at least 1")
         if options.setdefault("identity", "query") == "node":
@@ -81,34 +296,45 @@ class FedLangevin(FederatedStrategy):
         self._step_sizes = rate
         self._scheme = scheme
         self._draws = draws
-        self._shared_seed = (
-            secrets.randbelow(MAX_SHARED_SEED) if shared_seed is None else shared_seed
-        )
+        drawn = secrets.randbelow(MAX_SHARED_SEED)
+        self._shared_seed = drawn if shared_seed is None else shared_seed
         self._shares: dict[int, float] = {}
         self._total = 0
 
+    @classmethod
+    def build(cls, config: RunConfig, options: StrategyOptions) -> Self:
+        """With the run's scheme, step size and temperature, which leave these options no choice."""
+        for key in ("participation", "weighting", "server_step", "local_rate"):
+            options.pop(key)  # type: ignore[misc]
+        return cls(
+            LangevinRate.of(config),
+            langevin=Langevin.of(config),
+            scheme=_SCHEMES[config.participation],
+            draws=config.clients_per_round,
+            shared_seed=None if config.langevin_seed < 0 else config.langevin_seed,
+            **options,
+        )
+
+    @classmethod
+    def configured_rule(cls, config: RunConfig, local_lr: float, asked: SentRule) -> LocalRule:
+        """The steps that the run's temperature, noise, prior and step size ask for."""
+        del asked
+        return LangevinSteps.of(Langevin.of(config), LangevinRate.of(config), local_lr)
+
+    @classmethod
+    def check_examples(cls, config: RunConfig, counts: Mapping[int, int]) -> None:
+        """Raises ValueError where scheme II has unbalanced data."""
+        if _SCHEMES[config.participation] == "without-replacement":
+            require_balance(shares(counts))
+
     def summary(self) -> None:
         """Log which scheme runs, and with what."""
-        draws = "" if self._scheme == "full" else f" of {self._draws} draws"
-        logger.info(
-            "FedLangevin: participation %s%s, step size %g",
-            self._scheme,
-            draws,
-            self._rate.initial,
-        )
+        told = (self._scheme, self._draws, self._rate.initial)
+        logger.info("FedLangevin: participation %s, draws %d, step size %g", *told)
 
     def local_rule(self, context: RoundContext) -> LocalRule:
         """The round's first step size, how it decays, τ, ρ and λ."""
-        numbers: dict[str, float] = {
-            STEP_SIZE: context.local_lr,
-            TEMPERATURE: self._langevin.temperature,
-            SHARED_FRACTION: self._langevin.shared_fraction,
-            PRIOR_PRECISION: self._langevin.prior_precision,
-        }
-        if self._step_sizes.strong_convexity > 0:
-            numbers[STRONG_CONVEXITY] = self._step_sizes.strong_convexity
-            numbers[LOCAL_STEPS] = self._step_sizes.local_steps
-        return LocalRule(LANGEVIN, numbers)
+        return LangevinSteps.of(self._langevin, self._step_sizes, context.local_lr)
 
     def on_enrolment(self, clients: Sequence[Client]) -> None:
         """Fix the population and its shares p_c."""
@@ -153,3 +379,22 @@ class FedLangevin(FederatedStrategy):
         everybody = {TOTAL_EXAMPLES: self._total, SHARED_SEED: self._shared_seed}
         told = {client: {SHARE: self._shares[client], **everybody} for client in counts}
         return CohortPlan(counts, told)
+
+
+def shares(num_examples: Mapping[int, int]) -> dict[int, float]:
+    """p_c = n_c/n by client. Raises ValueError where there are no examples."""
+    total = sum(num_examples.values())
+    if total < 1:
+        raise ValueError("the clients have 0 examples: at least 1 is needed")
+    return {client: count / total for client, count in num_examples.items()}
+
+
+def require_balance(share: Mapping[int, float]) -> None:
+    """Raises ValueError where the largest and smallest p_c differ by more than 1 %."""
+    small, large = min(share, key=share.__getitem__), max(share, key=share.__getitem__)
+    if share[large] > (1 + BALANCE_TOLERANCE) * share[small]:
+        raise ValueError(
+            f"uniform sampling without replacement needs balanced data: client {large} has "
+            f"{share[large] / share[small]:.3g} times the examples of client {small}, allowed "
+            f"is {1 + BALANCE_TOLERANCE:g} (with-replacement takes any shares)"
+        )

@@ -8,8 +8,8 @@ import torch
 from blackthorn.flower_port.grids import NO_REPLY, UNFINISHED
 from blackthorn.flower_port.transports import LATE, UNSENT, Delivery
 
+from .attestation import Attestation
 from .global_model import GlobalModel
-from .local_rule import Attestation
 from .reports import Rejection
 from .screening import Contribution, RejectedReply, one_line, screen_reply
 

@@ -1,110 +1,174 @@
-"""The client's half of a round's algorithm: what the server asks for, and the client attests.
+"""The client's half of an algorithm: what becomes of a step's gradient, what a step is, and what
+becomes of the update before it is sent. Pure functions on tensors, whoever calls them: our
+ClientApp, the in-process engine, or anybody's ClientApp that was sent the rule.
 
-The server sends the round's rule, a name and its numbers, with every train message; a client that
-has carried it out puts an `Attestation` into its reply, which no message of the server holds. What
-the server can enforce by itself it accepts from everybody. Where it cannot (noise that the clients
-add, what they do to every step), a reply without the attestation does not count: the client knows
-nothing of the rule, also where it gives back all that it was sent. A client that lies can make one,
-so this keeps out clients that are unaware, not those that are hostile.
+A rule is its name and its numbers, which travel (`attestation.py: SentRule`). The catalogue says
+which class a name means, so that nothing but the message is needed to carry a rule out.
 """
 
-import hashlib
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from functools import cached_property
-from types import MappingProxyType
-from typing import Any
+from typing import ClassVar, Protocol, Self
 
-from flwr.app import ConfigRecord, RecordDict
+import numpy as np
+from torch import Tensor
 
-from blackthorn.wire import ATTESTED, RULE
+from blackthorn.settings.catalogue import LOCAL_RULES, load
+from blackthorn.settings.declaration import kebab
 
-_NAME = "name"
+from .attestation import SentRule
+from .bounding import row_norms
+from .entropy import Randomness
 
-# The rules there are, and what an honest client does (bounds of gradients and updates are in
-# gradient units).
-SGD = "sgd"  # K steps down the gradient, nothing else
-CLIP_GRADIENT = "clip-gradient"  # each step's gradient g becomes clip(g, bound)
-CLIP_UPDATE = "clip-update"  # its update u_i becomes clip(u_i, bound)
-NORMALIZE_UPDATE = "normalize-update"  # its update u_i becomes norm(u_i, bound)
-CLIP_MODEL = "clip-model"  # its model w_i becomes clip(w_i, bound)
-LANGEVIN = "langevin"  # its steps are FA-LD's
-UNNAMED = "unnamed"  # what a server asks for that is not ours: no client carries it out
+# The functions below give their callers' tensors back where a rule leaves them as they are.
 
-BOUND = "bound"
-LOCAL_STEPS = "local-steps"
-# With both, a client also adds N(0, (noise-multiplier · bound)²/noise-shares I) to its update.
-NOISE_MULTIPLIER = "noise-multiplier"
-NOISE_SHARES = "noise-shares"
-STEP_SIZE = "step-size"
-STRONG_CONVEXITY = "strong-convexity"
-TEMPERATURE = "temperature"
-SHARED_FRACTION = "shared-fraction"
-PRIOR_PRECISION = "prior-precision"
+
+class LocalSteps(Protocol):
+    """A round's local training: K steps, the size of a batch, and what a step does."""
+
+    @property
+    def steps(self) -> int: ...
+    @property
+    def batch_size(self) -> int: ...
+
+    def move(self, params: Tensor, gradients: Tensor, step: int, clients: Sequence[int]) -> None:
+        """Step ``step`` (from 0), in place on the models ``params`` [R, d] of ``clients``, which
+        are positions among all that are trained; ``gradients`` [R, d] may be changed."""
+
+
+@dataclass(frozen=True)
+class ClientRound:
+    """What a rule may know of one client in a round.
+
+    told: the numbers that the server tells it beside the model, by their names in `wire`; memory: a
+        vector [d] that the server keeps for it, where the algorithm has one.
+    generator: of noise for which no privacy is claimed. randomness: of noise that a claim rests on.
+    """
+
+    client: int
+    server_round: int
+    told: Mapping[str, float]
+    memory: Tensor | None
+    generator: Callable[[], np.random.Generator]
+    randomness: Callable[[], Randomness]
+
+
+# The round of the client in a row of the tensors.
+RoundOf = Callable[[int], ClientRound]
 
 
 @dataclass(frozen=True)
 class LocalRule:
-    """A rule's `name` and `numbers`, the same for all clients of a round.
+    """One rule; this class is "sgd": K steps down the gradient, and nothing else.
 
-    Raises ValueError for a name that is no text and a number that is none; infinity is one, for a
-    bound that bounds nothing.
+    A subclass sets `name`, has its numbers as fields, None for one that is not there, and overrides
+    what it does otherwise. All lengths are in gradient units, those of u = (w_t − w)/η_l.
+    Raises ValueError for a number that is none.
     """
 
-    name: str
-    numbers: Mapping[str, float] = field(default_factory=dict)
+    name: ClassVar[str] = "sgd"
+    # Whether the update that is sent may be shorter than the one that was trained, so that the
+    # server's instruments have to be told.
+    shortens: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        if not isinstance(self.name, str):
-            raise ValueError(f"the rule's name is {self.name!r}: not a text")
-        for key, value in self.numbers.items():
-            if not isinstance(value, int | float) or math.isnan(value):
-                raise ValueError(f"the rule {self.name} has {key} = {value!r}: not a number")
-        object.__setattr__(self, "numbers", MappingProxyType(dict(self.numbers)))
+        optional = {one.name for one in fields(self) if one.default is None}
+        for one in fields(self):
+            value = getattr(self, one.name)
+            missing = value is None and one.name in optional
+            if not missing and (not isinstance(value, int | float) or math.isnan(value)):
+                raise ValueError(
+                    f"the rule {self.name} has {kebab(one.name)} = {value!r}: not a number"
+                )
+
+    @cached_property
+    def sent(self) -> SentRule:
+        """The rule as it travels."""
+        values = {kebab(one.name): getattr(self, one.name) for one in fields(self)}
+        return SentRule(self.name, {key: v for key, v in values.items() if v is not None})
 
     @classmethod
-    def of(cls, content: RecordDict) -> "LocalRule":
-        """The rule that a message's content names; UNNAMED where it names none that can be read."""
-        record = content.get(RULE)
-        named = dict(record) if isinstance(record, ConfigRecord) else {}
-        name: Any = named.pop(_NAME, UNNAMED)
+    def read(cls, sent: SentRule) -> Self:
+        """The rule of this class with the numbers of `sent`. ValueError where they are others."""
+        names = {kebab(one.name): one.name for one in fields(cls)}
+        if not sent.numbers.keys() <= names.keys():
+            raise ValueError(f"the rule {sent} is not known")
         try:
-            return cls(name, named)  # type: ignore[arg-type]
-        except ValueError:
-            return cls(UNNAMED)
+            return cls(**{names[key]: value for key, value in sent.numbers.items()})
+        except TypeError:
+            raise ValueError(f"the rule {sent} is not known") from None
 
-    def record(self) -> ConfigRecord:
-        """The rule as it travels, there and back. Whoever has many messages shares it."""
-        return ConfigRecord({_NAME: self.name, **self.numbers})
+    def check_range(self, local_lr: float) -> None:
+        """Raises ValueError where a number is too small or large to be kept to at the rate η_l."""
 
-    def __str__(self) -> str:
-        numbers = ", ".join(f"{key} = {value:g}" for key, value in self.numbers.items())
-        return f"{self.name} ({numbers})" if numbers else self.name
+    def on_gradient(self, gradients: Tensor) -> Tensor:
+        """What becomes of a step's gradients [R, d], weight decay included; they may be changed."""
+        return gradients
+
+    def steps(self, sgd: "LocalSGD", num_clients: int, round_of: RoundOf) -> LocalSteps:
+        """The steps of `num_clients` clients: by default SGD's, on what `on_gradient` gives."""
+        del num_clients, round_of
+        return sgd
+
+    def on_update(
+        self, start: Tensor, trained: Tensor, local_lr: float, round_of: RoundOf
+    ) -> Tensor:
+        """The models [B, d] that are sent of those trained, `trained` [B, d], from `start` [d]."""
+        del start, local_lr, round_of
+        return trained
+
+    def trained_norms(self, start: Tensor, trained: Tensor, local_lr: float) -> list[float | None]:
+        """‖u_i‖ of the B clients before they shorten what they send; None where they do not."""
+        if not self.shortens:
+            return [None] * len(trained)
+        return (row_norms(start - trained) / local_lr).tolist()
+
+    @property
+    def changes_gradients(self) -> bool:
+        """Whether `on_gradient` does anything."""
+        return type(self).on_gradient is not LocalRule.on_gradient
 
 
-_WORDS = "this ClientApp has carried out the rule"
+def rule_of(sent: SentRule) -> LocalRule:
+    """What a rule means by the catalogue. Raises ValueError for one that it does not have."""
+    if sent.name not in LOCAL_RULES:
+        raise ValueError(f"the rule {sent} is not known")
+    found: type[LocalRule] = load(LOCAL_RULES[sent.name])
+    return found.read(sent)
 
 
 @dataclass(frozen=True)
-class Attestation:
-    """A client's word that it has carried out `rule` in a round, with all of its numbers.
+class LocalSGD:
+    """A round's local training by SGD.
 
-    SHA-256 over both and words that only a ClientApp has that knows rules: whoever answers with
-    what it was sent, of this round or another, does not answer with it.
+    ``steps`` K; ``batch_size`` examples drawn afresh at every step (0: all of them);
+    ``learning_rate`` η_l; ``weight_decay``, whose product with w is part of the gradient;
+    ``rule``: what becomes of every step's gradient.
+
+    Raises ValueError for values out of range.
     """
 
-    rule: LocalRule
-    server_round: int
+    steps: int
+    batch_size: int
+    learning_rate: float
+    weight_decay: float = 0.0
+    rule: LocalRule = LocalRule()
 
-    @cached_property
-    def record(self) -> ConfigRecord:
-        """The attestation as it travels. Whoever has many replies shares it."""
-        numbers = sorted((key, float(value)) for key, value in self.rule.numbers.items())
-        said = repr((_WORDS, self.server_round, self.rule.name, numbers))
-        return ConfigRecord({"sha256": hashlib.sha256(said.encode()).hexdigest()})
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise ValueError(f"local-steps is {self.steps}: it must be at least 1")
+        if self.batch_size < 0:
+            raise ValueError(f"batch-size is {self.batch_size}: it must be 0 or more")
+        if not 0 < self.learning_rate < math.inf:
+            raise ValueError(f"local-lr is {self.learning_rate}: it must be positive and finite")
+        if not 0 <= self.weight_decay < math.inf:
+            raise ValueError(f"weight-decay is {self.weight_decay}: it must be 0 or more")
 
-    def is_in(self, content: RecordDict) -> bool:
-        """Whether a reply's content holds it."""
-        record = content.get(ATTESTED)
-        return isinstance(record, ConfigRecord) and record == self.record
+    def move(self, params: Tensor, gradients: Tensor, step: int, clients: Sequence[int]) -> None:
+        """w ← w − η_l rule(g + weight_decay · w); see LocalSteps."""
+        del step, clients
+        if self.weight_decay > 0:
+            gradients.add_(params, alpha=self.weight_decay)
+        params.add_(self.rule.on_gradient(gradients), alpha=-self.learning_rate)

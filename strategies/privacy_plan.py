@@ -19,6 +19,7 @@ from .accounting import (
     check_delta,
     spent,
 )
+from .bounded_update import ClipNorm, check_float32
 from .entropy import Randomness
 from .noise import check_resolution, client_deviation
 from .participation import (
@@ -29,7 +30,6 @@ from .participation import (
     PoissonParticipation,
 )
 from .release import LARGEST_MULTIPLIER
-from .update_clipping import ClipNorm, check_float32
 
 Neighbours = Literal["add-remove", "zero-out", "replace-one"]
 NoiseLocation = Literal["server", "client"]

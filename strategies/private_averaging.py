@@ -9,24 +9,35 @@ import torch
 from flwr.serverapp.strategy import Result
 
 from blackthorn.randomness import Stream
+from blackthorn.settings.config import RunConfig
+from blackthorn.settings.derived import noise_shares
 
 from . import bounding
 from .accounting import Figure
 from .aggregation import Aggregate
 from .aggregators import weighted_mean
+from .attestation import SentRule
 from .base import FederatedStrategy, StrategyOptions
+from .bounded_update import BoundedUpdate, ClipNorm, ClipUpdate
 from .bounding import NormBound
 from .claim_options import check_options
 from .enrolment import Client
 from .entropy import Randomness, SeededRandomness, SystemRandomness
 from .ledger import Ledger, mark_of
-from .local_rule import BOUND, CLIP_UPDATE, NOISE_MULTIPLIER, NOISE_SHARES, LocalRule
+from .local_rule import LocalRule
 from .noise import client_deviation, gaussian_noise, longest_noised, missing_share, on_grid
 from .participation import CohortPlan
 from .privacy_plan import PrivacyPlan
 from .rounds import RoundContext, RunOver
 
 logger = logging.getLogger("blackthorn")
+
+
+class PrivateOptions(StrategyOptions, total=False):
+    """Those of every strategy, with the plan and the ledger."""
+
+    privacy: PrivacyPlan
+    ledger: Path | None
 
 
 class PrivateAveraging(FederatedStrategy):
@@ -47,7 +58,8 @@ class PrivateAveraging(FederatedStrategy):
     Raises ValueError for options under which the plan's claim would be false.
     """
 
-    constraint = CLIP_UPDATE
+    # What a client does to its update, and the server again.
+    bounded: type[BoundedUpdate] = ClipUpdate
 
     def __init__(
         self,
@@ -131,7 +143,7 @@ class PrivateAveraging(FederatedStrategy):
 
     def constrain(self, updates: torch.Tensor, bound: float) -> torch.Tensor:
         """g_i of every row of `updates` [K, d], no longer than `bound`."""
-        return bounding.clip(updates, bound)
+        return self.bounded.constrain(updates, bound)
 
     def bound(self, updates: torch.Tensor, context: RoundContext) -> torch.Tensor:
         """The clients' bound, enforced again; noised messages only against the absurd."""
@@ -174,12 +186,21 @@ class PrivateAveraging(FederatedStrategy):
 
         Raises ValueError where their models could not carry it.
         """
-        numbers: dict[str, float] = {BOUND: self.clip_bound(context.local_lr)}
-        plan = self.privacy
-        if plan.noise_location == "client":
-            plan.check_resolution(context.model, context.local_lr)
-            numbers |= {NOISE_MULTIPLIER: plan.noise_multiplier, NOISE_SHARES: plan.noise_shares}
-        return LocalRule(self.constraint, numbers)
+        bound, plan = self.clip_bound(context.local_lr), self.privacy
+        if plan.noise_location == "server":
+            return self.bounded(bound)
+        plan.check_resolution(context.model, context.local_lr)
+        return self.bounded(bound, plan.noise_multiplier, plan.noise_shares)
+
+    @classmethod
+    def configured_rule(cls, config: RunConfig, local_lr: float, asked: SentRule) -> LocalRule:
+        """As `local_rule`; a z that the configuration leaves to the server, which has a budget, is
+        the one asked for: a client checks it where it draws the noise."""
+        bound = ClipNorm.of(config).in_gradient_units(local_lr)
+        if config.noise_location == "server":
+            return cls.bounded(bound)
+        z = config.noise_multiplier or asked.numbers.get("noise-multiplier", 0.0)
+        return cls.bounded(bound, z, noise_shares(config))
 
     def combine(
         self, updates: torch.Tensor, weights: torch.Tensor, context: RoundContext

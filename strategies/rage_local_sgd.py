@@ -2,9 +2,12 @@
 
 from typing import Literal, Unpack
 
+from blackthorn.settings.config import RunConfig
+
 from .aggregators import Mixing, RageFilter
 from .base import FederatedStrategy, StrategyOptions
 from .corruption import CorruptionBound
+from .gfedavg import GFedAvg
 
 
 class Rage(FederatedStrategy):
@@ -36,3 +39,22 @@ class Rage(FederatedStrategy):
             options.setdefault("num_clients", max(2, 3 * num_corrupt + 1))
         options["aggregator"] = RageFilter(corruption, stop, coordinates, average, mixing)
         super().__init__(**options)
+
+    @classmethod
+    def build(cls, config: RunConfig, options: StrategyOptions) -> FederatedStrategy:
+        """With the run's filter; a rule that was asked for by name in its place is local SGD under
+        that rule, to compare with RAGE."""
+        del config
+        rule = options["aggregator"]
+        if not isinstance(rule, RageFilter):
+            return GFedAvg(**options)
+        own: StrategyOptions = {**options}
+        del own["aggregator"]
+        bound = rule.corruption
+        return cls(
+            bound.num_corrupt,
+            corrupt_fraction=bound.fraction,
+            mixing=rule.mixing,
+            **rule.options,
+            **own,
+        )

@@ -9,12 +9,14 @@ import numpy as np
 import torch
 
 from blackthorn.randomness import Stream, generator_of
+from blackthorn.settings.config import RunConfig
 
 from .aggregation import Aggregate
 from .aggregators import Aggregator
+from .attestation import Attestation, SentRule
 from .bounding import NormBound
 from .enrolment import Client
-from .local_rule import SGD, Attestation, LocalRule
+from .local_rule import LocalRule
 from .participation import CohortPlan, Participation
 
 
@@ -32,7 +34,7 @@ class RoundContext:
     local_lr: float
     model: torch.Tensor
     cohort: CohortPlan = field(default_factory=lambda: CohortPlan({}))
-    rule: LocalRule = field(default_factory=lambda: LocalRule(SGD))
+    rule: LocalRule = field(default_factory=LocalRule)
     attested: Attestation | None = None
     accepted: tuple[int, ...] = ()
 
@@ -60,6 +62,19 @@ class RoundHooks:
         self._aggregate = aggregator
         self._participation = participation
         self._seed = seed
+
+    @classmethod
+    def configured_rule(cls, config: RunConfig, local_lr: float, asked: SentRule) -> LocalRule:
+        """What a client does in a round at the rate η_l by the run's configuration: the same as
+        `local_rule`, or the client does not answer. `asked` is what the server sent, for a number
+        that the configuration leaves to the server."""
+        del config, local_lr, asked
+        return LocalRule()
+
+    @classmethod
+    def check_examples(cls, config: RunConfig, counts: Mapping[int, int]) -> None:
+        """Before a run, where its clients' numbers of examples are known: raises ValueError, one
+        line, where the algorithm is not what it is called with these."""
 
     # Before the first round.
 
@@ -95,7 +110,7 @@ class RoundHooks:
 
     def local_rule(self, context: RoundContext) -> LocalRule:  # noqa: ARG002
         """What every client does in the round, whoever else does."""
-        return LocalRule(SGD)
+        return LocalRule()
 
     def norm_bound(self, context: RoundContext) -> NormBound:  # noqa: ARG002
         """The largest norm that an honest client's update has."""

@@ -14,9 +14,9 @@ from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from blackthorn.wire import ATTESTED, NUM_EXAMPLES, RULE
 
 from .array_codec import NUMPY, HeldArray, read_header
+from .attestation import Attestation
 from .global_model import GlobalModel
 from .layout import ModelLayout
-from .local_rule import Attestation
 
 MAX_EXAMPLES = 10**12
 # Rules take products of up to four updates in float64; every float32 is far below this.

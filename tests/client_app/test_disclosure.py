@@ -66,7 +66,7 @@ def told(replies: list[Message]) -> list[dict[str, Any]]:
 
 def round_content(config: RunConfig, problem: Problem) -> RecordDict:
     """What the server sends in round 1."""
-    rule = build_strategy(config).local_rule(RoundContext(1, config.local_lr, torch.zeros(1)))
+    rule = build_strategy(config).local_rule(RoundContext(1, config.local_lr, torch.zeros(1))).sent
     round_config = ConfigRecord({"server-round": 1, "local-lr": config.local_lr})
     arrays = ArrayRecord(problem.state())
     return RecordDict({"arrays": arrays, "config": round_config, "rule": rule.record()})
@@ -170,7 +170,7 @@ def test_what_goes_wrong_in_a_round_is_told_to_the_client_alone(
     def broken(*_: object) -> None:
         raise ArithmeticError("example 17 is 1e30")
 
-    monkeypatch.setattr(client_app, "unclipped_norms", broken)
+    monkeypatch.setattr(client_app, "trained_norms", broken)
     path = data(tmp_path, 32)
     with pytest.raises(ValueError, match="only its own output says why") as raised:
         everything_sent(make_config({**OWN, **CLAIMS[claim]}), path)

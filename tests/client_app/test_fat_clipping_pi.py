@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from blackthorn.client_app.training import LocalSGD, client_generator, train_clients
+from blackthorn.strategies.clipping import ClipGradient
 from blackthorn.tasks.char_lstm import build_char_lstm
 from blackthorn.tasks.datasets import Examples
 from blackthorn.tasks.flat_model import FlatModel
@@ -19,7 +20,7 @@ from blackthorn.tasks.shards import ExampleShard
 
 CLASSES = 7
 SIZES = (40, 9, 25, 40)
-SPEC = LocalSGD(steps=5, batch_size=8, learning_rate=0.2, step_clip_norm=0.3)
+SPEC = LocalSGD(steps=5, batch_size=8, learning_rate=0.2, rule=ClipGradient(0.3, 1))
 MODELS = pytest.mark.parametrize("name", ["mlp", "cnn", "lstm"])
 
 
@@ -69,7 +70,8 @@ def plain_loop(module: nn.Module, shard: ExampleShard, client: int, spec: LocalS
         loss = nn.functional.cross_entropy(module(x.double() if x.is_floating_point() else x), y)
         gradients = torch.autograd.grad(loss, parameters)
         norm = math.sqrt(sum(float(g.double().square().sum()) for g in gradients))
-        factor = min(1.0, spec.step_clip_norm / norm)
+        assert isinstance(spec.rule, ClipGradient)
+        factor = min(1.0, spec.rule.bound / norm)
         clipped_steps += factor < 1
         with torch.no_grad():
             for parameter, gradient in zip(parameters, gradients, strict=True):
@@ -104,7 +106,7 @@ def test_every_client_is_a_plain_loop(name: str) -> None:
 def test_steps_are_no_longer_than_the_threshold(name: str) -> None:
     module, shards = module_and_shards(name)
     start = FlatModel(module, cross_entropy).flatten(module.state_dict())
-    one_step = LocalSGD(steps=1, batch_size=8, learning_rate=0.2, step_clip_norm=1e-3)
+    one_step = LocalSGD(steps=1, batch_size=8, learning_rate=0.2, rule=ClipGradient(1e-3, 1))
     lengths = (trained(name, one_step, together=True) - start).double().norm(dim=1) / 0.2
     torch.testing.assert_close(
         lengths, torch.full((len(shards),), 1e-3, dtype=torch.float64), rtol=1e-2, atol=0

@@ -10,12 +10,8 @@ from blackthorn.client_app.disclosure import PublicRefusal
 from blackthorn.client_app.messages import RoundRequest
 from blackthorn.client_app.private_update import noised_models
 from blackthorn.settings.config import make_config
-from blackthorn.strategies.local_rule import (
-    BOUND,
-    CLIP_UPDATE,
-    NOISE_MULTIPLIER,
-    NOISE_SHARES,
-    LocalRule,
+from blackthorn.strategies.attestation import (
+    SentRule,
 )
 
 CLIENTS = 20_000
@@ -34,11 +30,11 @@ def sent(start: float, trained: list[float], z: float, dtype: torch.dtype) -> to
             "local-lr": 1.0,
         }
     )
-    rule = LocalRule(CLIP_UPDATE, {BOUND: C, NOISE_MULTIPLIER: z, NOISE_SHARES: 1})
+    rule = SentRule("clip-update", {"bound": C, "noise-multiplier": z, "noise-shares": 1})
     request = RoundRequest(server_round=1, local_lr=1.0, arrays=ArrayRecord(), rule=rule)
     models = torch.tensor([trained] * CLIENTS, dtype=dtype)
     origin = torch.full((len(trained),), start, dtype=dtype)
-    return noised_models(config, origin, models, request, range(CLIENTS))
+    return noised_models(config, origin, models, [request] * CLIENTS, range(CLIENTS))
 
 
 @pytest.mark.parametrize(
@@ -66,11 +62,11 @@ def test_no_noise_that_underflows_is_sent() -> None:
             "num-clients": 10,
         }
     )
-    rule = LocalRule(CLIP_UPDATE, {BOUND: 1.0, NOISE_MULTIPLIER: 1.5, NOISE_SHARES: 10})
+    rule = SentRule("clip-update", {"bound": 1.0, "noise-multiplier": 1.5, "noise-shares": 10})
     request = RoundRequest(server_round=1, local_lr=5e-324, arrays=ArrayRecord(), rule=rule)
     start = torch.zeros(3, dtype=torch.float64)
     with pytest.raises(PublicRefusal, match="the noise that the server asks for = 0 is not"):
-        noised_models(config, start, start[None] - 5e-324, request, [0])
+        noised_models(config, start, start[None] - 5e-324, [request], [0])
 
 
 @pytest.mark.parametrize("trained", [math.nan, math.inf, -math.inf])

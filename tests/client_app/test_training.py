@@ -14,6 +14,7 @@ from blackthorn.client_app.training import (
     train_clients,
     training_device,
 )
+from blackthorn.strategies.clipping import ClipGradient
 from blackthorn.tasks.datasets import Examples
 from blackthorn.tasks.flat_model import FlatModel
 from blackthorn.tasks.labelled import cross_entropy
@@ -26,8 +27,8 @@ SPECS = {
     "full-batch": LocalSGD(4, 0, 0.3),
     "all-smaller-than-the-batch": LocalSGD(4, 100, 0.3),
     "weight-decay": LocalSGD(5, 8, 0.1, weight_decay=0.05),
-    "clipped": LocalSGD(6, 8, 0.1, step_clip_norm=0.4),
-    "clipped-with-decay": LocalSGD(6, 8, 0.1, weight_decay=0.3, step_clip_norm=0.7),
+    "clipped": LocalSGD(6, 8, 0.1, rule=ClipGradient(0.4, 1)),
+    "clipped-with-decay": LocalSGD(6, 8, 0.1, weight_decay=0.3, rule=ClipGradient(0.7, 1)),
 }
 SHAPES = {"logistic": (6,), "mlp-5-4": (2, 3), "cnn": (1, 8, 8), "lstm": (6,)}
 
@@ -89,10 +90,10 @@ def by_optimizer(
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         for parameter, gradient in zip(parameters, gradients, strict=True):
             gradient += spec.weight_decay * parameter.detach()
-        if spec.step_clip_norm > 0:
+        if isinstance(spec.rule, ClipGradient):
             norm = float(torch.cat([gradient.flatten() for gradient in gradients]).norm())
             for gradient in gradients:
-                gradient *= min(1.0, spec.step_clip_norm / norm)
+                gradient *= min(1.0, spec.rule.bound / norm)
         optimizer.step()
         losses.append(loss.item())
     return nn.utils.parameters_to_vector(parameters).detach(), sum(losses) / len(losses)
@@ -173,7 +174,7 @@ def test_clipped_steps_on_a_quadratic_go_straight_to_the_minimum() -> None:
     # client, with ξ = −w_0, stands still: its clipping factor is its own.
     model, shards = quadratic([[0.0, 0.0], [-4.0, -3.0]])
     start = torch.tensor([4.0, 3.0], dtype=torch.float64)
-    spec = LocalSGD(6, 0, 0.5, step_clip_norm=1.0)
+    spec = LocalSGD(6, 0, 0.5, rule=ClipGradient(1.0, 1))
     params, losses = train_clients(model, start, shards, spec, [np.random.default_rng(0)] * 2)
     torch.testing.assert_close(params[0], start * (5 - 6 * 0.5) / 5)
     torch.testing.assert_close(params[1], start)
@@ -225,12 +226,17 @@ def test_a_client_s_generator_is_of_seed_round_and_id_alone() -> None:
         ({"learning_rate": 0.0}, "local-lr is 0.0"),
         ({"learning_rate": float("nan")}, "local-lr is nan"),
         ({"weight_decay": -0.1}, "weight-decay is -0.1"),
-        ({"step_clip_norm": -1.0}, "clip norm is -1.0"),
     ],
 )
 def test_a_round_s_numbers_out_of_range_are_refused(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         LocalSGD(**{"steps": 1, "batch_size": 1, "learning_rate": 0.1, **values})
+
+
+@pytest.mark.parametrize("bound", [-1.0, 0.0, 1e-45, float("inf")])
+def test_a_bound_that_float32_does_not_hold_is_out_of_range(bound: float) -> None:
+    with pytest.raises(ValueError, match=r"the server's bound = .* is not allowed"):
+        ClipGradient(bound, 3).check_range(0.1)
 
 
 def test_shards_without_a_generator_each_are_refused() -> None:

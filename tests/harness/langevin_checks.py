@@ -16,9 +16,8 @@ from linear_law import (
 )
 from memory_grid import MemoryGrid, initial_model, quadratic_app, runs, trained, vector_of
 
-from blackthorn.client_app.langevin_training import LocalLangevin
 from blackthorn.strategies import FedLangevin, fed_langevin
-from blackthorn.strategies.langevin import Langevin
+from blackthorn.strategies.fed_langevin import Langevin, LocalLangevin
 
 ETA, TAU = 0.004, 0.7
 

@@ -18,10 +18,9 @@ import numpy as np
 import pytest
 import torch
 
-from blackthorn.client_app import langevin_training
-from blackthorn.client_app.langevin_training import LocalLangevin
 from blackthorn.client_app.training import train_clients
-from blackthorn.strategies.langevin import Langevin
+from blackthorn.strategies import fed_langevin
+from blackthorn.strategies.fed_langevin import Langevin, LocalLangevin
 from blackthorn.tasks.datasets import Examples
 from blackthorn.tasks.flat_model import FlatModel
 from blackthorn.tasks.least_squares import LinearForm, half_squared_error
@@ -171,7 +170,7 @@ def run_rows(
         return torch.from_numpy(shared[seed, step])
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(langevin_training, "shared_noise", scripted)
+        patch.setattr(fed_langevin, "shared_noise", scripted)
         shards = shards_of(data)
         trained, _ = train_clients(
             FlatModel(LinearForm(data.dimension, 0.0), half_squared_error),

@@ -16,7 +16,7 @@ from blackthorn.flower_port.transports import (
     PullingTransport,
     Transport,
 )
-from blackthorn.strategies.local_rule import Attestation, LocalRule
+from blackthorn.strategies.attestation import Attestation, SentRule
 
 # What a node does with a message when its reply is pulled: it answers, has not yet (None), or
 # makes the pull itself raise or block.
@@ -201,7 +201,7 @@ def quadratic_app(
         if attests:
             server_round = message.content.config_records["config"]["server-round"]
             assert isinstance(server_round, int)
-            attested = Attestation(LocalRule.of(message.content), server_round)
+            attested = Attestation(SentRule.of(message.content), server_round)
             content["attested"] = attested.record
         return Message(content, reply_to=message)
 

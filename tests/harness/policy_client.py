@@ -10,13 +10,8 @@ from blackthorn.client_app import clientapp as client_app
 from blackthorn.client_app.client_ledger import ClientLedger, Sent
 from blackthorn.settings.config import RunConfig, make_config, to_mapping
 from blackthorn.strategies.array_codec import encode
-from blackthorn.strategies.local_rule import (
-    BOUND,
-    CLIP_UPDATE,
-    NOISE_MULTIPLIER,
-    NOISE_SHARES,
-    SGD,
-    LocalRule,
+from blackthorn.strategies.attestation import (
+    SentRule,
 )
 from blackthorn.tasks.problem import load_problem
 from blackthorn.wire import RULE
@@ -95,12 +90,12 @@ def train_message(
     arrays = ArrayRecord({name: encode(value.numpy()) for name, value in state.items()})
     rate = config.local_lr if local_lr is None else local_lr
     told = ConfigRecord({"server-round": server_round, "local-lr": rate})
-    rule = LocalRule(SGD)
+    rule = SentRule("sgd")
     if config.clip_norm:
-        numbers = {BOUND: config.clip_norm}
+        numbers = {"bound": config.clip_norm}
         if config.noise_location == "client":
-            numbers |= {NOISE_MULTIPLIER: z, NOISE_SHARES: shares}
-        rule = LocalRule(CLIP_UPDATE, numbers)
+            numbers |= {"noise-multiplier": z, "noise-shares": shares}
+        rule = SentRule("clip-update", numbers)
     content = RecordDict({"arrays": arrays, "config": told, RULE: rule.record()})
     return Message(content, 5, "train", group_id=str(server_round))
 

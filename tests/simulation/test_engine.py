@@ -31,7 +31,9 @@ def orders(
 ) -> list[Message]:
     """One message a node, in no particular order, as a strategy writes them in round 7."""
     rule = (
-        build_strategy(grid.config).local_rule(RoundContext(1, local_lr, torch.zeros(1))).record()
+        build_strategy(grid.config)
+        .local_rule(RoundContext(1, local_lr, torch.zeros(1)))
+        .sent.record()
     )
     messages = []
     for client, node in reversed(list(enumerate(grid.get_node_ids()))):

@@ -8,7 +8,7 @@ import torch
 from mutants import mutated
 from test_audit import SURE, recipe
 
-from blackthorn.client_app import bounding, private_update
+from blackthorn.client_app import private_update
 from blackthorn.recording.privacy import privacy_plan
 from blackthorn.settings.config import RunConfig
 from blackthorn.simulation.auditing import Finding
@@ -20,6 +20,7 @@ from blackthorn.strategies import (
     PrivacyPlan,
     Release,
     StrategyOptions,
+    bounded_update,
     spent,
 )
 from blackthorn.strategies.private_averaging import PrivateAveraging
@@ -93,19 +94,19 @@ def test_a_plan_s_bound_on_delta_is_not_the_audit_s() -> None:
 @pytest.mark.parametrize(
     ("module", "old", "new"),
     [
-        (private_update, "deviation = client_deviation(", "deviation = 1e-9 * client_deviation("),
-        (private_update, "deviation = client_deviation(", "deviation = 0.7 * client_deviation("),
+        (bounded_update, "return client_deviation(", "return 1e-9 * client_deviation("),
+        (bounded_update, "return client_deviation(", "return 0.7 * client_deviation("),
         # As if its variance were shared among s² clients, and where it is not drawn afresh.
-        (private_update, "request.rule.numbers[BOUND], shares)", "1.0, shares**2)"),
+        (bounded_update, "self.bound, shares) * local_lr", "1.0, shares**2) * local_lr"),
         (private_update, "if config.insecure_seeded_noise:", "if True:"),
         # One number for all coordinates: of the right size, and nothing along most directions.
         (
-            private_update,
+            bounded_update,
             "gaussian_noise(tuple(row.shape), deviation, randomness, torch.float64)",
             "gaussian_noise((1,), deviation, randomness, torch.float64).expand(len(row))",
         ),
-        (private_update, "update + noise if finite", "update if finite"),
-        (bounding, "return constrain(start - params, ", "return clip(start - params, 5 * "),
+        (bounded_update, "update + noise if finite", "update if finite"),
+        (bounded_update, "return clip(updates, bound)", "return clip(updates, 5 * bound)"),
     ],
 )
 def test_the_attack_finds_a_client_that_falls_short(module: ModuleType, old: str, new: str) -> None:
@@ -116,7 +117,7 @@ def test_the_attack_finds_a_client_that_falls_short(module: ModuleType, old: str
 def test_noise_that_no_client_adds_shows_in_what_is_released() -> None:
     """Without the canary the server adds its share, a ninth of the variance, and with it nothing is
     there: one threshold is right 19 times in 20."""
-    with mutated(private_update, ("update + noise if finite", "update if finite")):
+    with mutated(bounded_update, ("update + noise if finite", "update if finite")):
         result = audit(client_recipe(), canaries=10, runs=120)
     assert result.findings[CENTRAL].refutes
 

@@ -33,8 +33,8 @@ from blackthorn.strategies import (
     RoundContext,
     RoundReport,
 )
+from blackthorn.strategies.attestation import Attestation, SentRule
 from blackthorn.strategies.global_model import GlobalModel
-from blackthorn.strategies.local_rule import Attestation, LocalRule
 from blackthorn.strategies.privacy_plan import NoiseLocation
 from blackthorn.strategies.screening import RejectedReply, screen_reply
 from blackthorn.tasks.problem import load_problem
@@ -169,14 +169,14 @@ def test_every_number_is_attested(number: str) -> None:
     def answer(message: Message) -> Message:
         reply = honest(message)
         assert reply is not None
-        rule, server_round = LocalRule.of(message.content), 1
+        rule, server_round = SentRule.of(message.content), 1
         if number == "name":
-            rule = LocalRule("clip", rule.numbers)
+            rule = SentRule("clip", rule.numbers)
         elif number == "round":
             server_round = 2
         else:
             numbers = {**rule.numbers, number: rule.numbers.get(number, 1.0) * 0.5}
-            rule = LocalRule(rule.name, numbers)
+            rule = SentRule(rule.name, numbers)
         reply.content["attested"] = Attestation(rule, server_round).record
         return reply
 
@@ -206,7 +206,7 @@ def test_who_sends_back_what_it_was_sent_attests_nothing(kind: str, echo: str) -
     assert said in rejection.reason
 
 
-RULE = Attestation(LocalRule("clip-gradient", {"bound": 1.0}), 1)
+RULE = Attestation(SentRule("clip-gradient", {"bound": 1.0}), 1)
 ODD_RECORDS: dict[str, Any] = {
     "arrays": initial_model(),
     "empty": ConfigRecord(),
@@ -280,11 +280,11 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
 }
 
 
-def order_of(kind: str) -> tuple[Any, Message, LocalRule]:
+def order_of(kind: str) -> tuple[Any, Message, SentRule]:
     """The run's configuration, a round's message in it, and the rule that it names."""
     values = {"num-clients": 3, "model": "logistic", "local-steps": 2, "local-lr": 0.07}
     config = make_config({**values, **CONFIGURATIONS[kind]})
-    rule = build_strategy(config).local_rule(RoundContext(1, 0.03, torch.zeros(1)))
+    rule = build_strategy(config).local_rule(RoundContext(1, 0.03, torch.zeros(1))).sent
     shares = {"share": 0.5, "total-examples": 10, "shared-seed": 1}
     instruction = ConfigRecord({"server-round": 2, "local-lr": 0.03, "client-id": 1, **shares})
     arrays = ArrayRecord(load_problem(config).state())
@@ -304,12 +304,12 @@ def test_our_client_app_attests_the_rule_of_its_configuration_and_no_other(kind:
     assert attestation.is_in(answered(config, message).content)
     (reply,) = EngineGrid(config, load_problem(config)).send_and_receive([message])
     assert attestation.is_in(reply.content)
-    others = [LocalRule("else", rule.numbers), LocalRule(rule.name, {**rule.numbers, "more": 1})]
+    others = [SentRule("else", rule.numbers), SentRule(rule.name, {**rule.numbers, "more": 1})]
     for key, value in rule.numbers.items():
         # More noise is the server's to ask where epsilon sets z.
         if (key, kind) != ("noise-multiplier", "dp-fedavg with epsilon"):
-            others.append(LocalRule(rule.name, {**rule.numbers, key: 1.001 * value + 1}))
-        others.append(LocalRule(rule.name, {k: v for k, v in rule.numbers.items() if k != key}))
+            others.append(SentRule(rule.name, {**rule.numbers, key: 1.001 * value + 1}))
+        others.append(SentRule(rule.name, {k: v for k, v in rule.numbers.items() if k != key}))
     for other in others:
         message.content["rule"] = other.record()
         with pytest.raises(ValueError, match="the server asks for the rule"):
@@ -338,7 +338,7 @@ def test_a_rogue_that_speaks_the_protocol_attests_as_a_client_does(kind: str) ->
 def test_a_rule_of_no_numbers_is_refused() -> None:
     for value in (float("nan"), "1", None):
         with pytest.raises(ValueError, match="not a number"):
-            LocalRule("clip-update", {"bound": value})  # type: ignore[dict-item]
+            SentRule("clip-update", {"bound": value})  # type: ignore[dict-item]
 
 
 def test_the_rule_follows_the_rate() -> None:
@@ -347,6 +347,6 @@ def test_the_rule_follows_the_rate() -> None:
     apps = {10 + i: runs(quadratic_app(i, attests=True)) for i in range(2)}
     grid = MemoryGrid(apps)
     result = strategy.start(grid, initial_model(), num_rounds=2, timeout=30.0)
-    rules = [LocalRule.of(m.content) for m in grid.sent if m.metadata.message_type == "train"]
+    rules = [SentRule.of(m.content) for m in grid.sent if m.metadata.message_type == "train"]
     assert [rule.numbers["bound"] for rule in rules] == [1.0, 1.0, 2.0, 2.0]
     assert np.isfinite(vector_of(result.arrays)).all()

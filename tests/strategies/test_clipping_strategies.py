@@ -23,7 +23,7 @@ from blackthorn.strategies import (
     NormBound,
     RoundContext,
 )
-from blackthorn.strategies.update_clipping import ClipNorm
+from blackthorn.strategies.bounded_update import ClipNorm
 
 Vector = np.ndarray
 

@@ -214,7 +214,9 @@ def langevin_config(**values: Any) -> RunConfig:
 
 def orders(grid: EngineGrid, problem: Problem) -> list[Message]:
     counts = [shard.num_examples for shard in problem.shards()]
-    rule = build_strategy(grid.config).local_rule(RoundContext(1, 0.001, torch.zeros(1))).record()
+    rule = (
+        build_strategy(grid.config).local_rule(RoundContext(1, 0.001, torch.zeros(1))).sent.record()
+    )
     messages = []
     for client, node in enumerate(grid.get_node_ids()):
         config = ConfigRecord(

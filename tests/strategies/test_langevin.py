@@ -26,8 +26,7 @@ from linear_law import (
     without_replacement,
 )
 
-from blackthorn.client_app import langevin_training
-from blackthorn.client_app.langevin_training import LocalLangevin
+from blackthorn.client_app.private_update import noise_generator
 from blackthorn.client_app.training import train_clients
 from blackthorn.reporting.posterior_diagnostics import gaussian_distance
 from blackthorn.strategies import (
@@ -35,7 +34,7 @@ from blackthorn.strategies import (
     Langevin,
     LangevinRate,
 )
-from blackthorn.strategies.langevin import require_balance, shares, step_size
+from blackthorn.strategies.fed_langevin import LocalLangevin, require_balance, shares, step_size
 from blackthorn.tasks.flat_model import FlatModel
 from blackthorn.tasks.least_squares import LinearForm, half_squared_error
 
@@ -362,7 +361,7 @@ def test_w2_of_gaussians() -> None:
 
 def test_own_noise_is_the_operating_system_s_unless_seeded() -> None:
     def draws(seed: int, server_round: int, client: int) -> tuple[float, ...]:
-        generator = langevin_training.noise_generator(seed, server_round, client)
+        generator = noise_generator(seed, server_round, client)
         return tuple(generator.standard_normal(3))
 
     assert draws(5, 1, 2) == draws(5, 1, 2)

@@ -17,14 +17,10 @@ from blackthorn.client_app.messages import RoundRequest
 from blackthorn.client_app.private_update import noised_models
 from blackthorn.settings.config import make_config
 from blackthorn.strategies import ClipNorm, DPFedAvg, DPNormFedAvg, PrivacyPlan
-from blackthorn.strategies.entropy import SystemRandomness
-from blackthorn.strategies.local_rule import (
-    BOUND,
-    CLIP_UPDATE,
-    NOISE_MULTIPLIER,
-    NOISE_SHARES,
-    LocalRule,
+from blackthorn.strategies.attestation import (
+    SentRule,
 )
+from blackthorn.strategies.entropy import SystemRandomness
 from blackthorn.strategies.noise import on_grid
 from blackthorn.strategies.private_averaging import PrivateAveraging
 from blackthorn.tasks.datasets import Examples
@@ -81,11 +77,11 @@ def test_a_client_s_message_is_on_the_grid() -> None:
             "num-clients": 4,
         }
     )
-    rule = LocalRule(CLIP_UPDATE, {BOUND: 1.0, NOISE_MULTIPLIER: Z, NOISE_SHARES: 4})
+    rule = SentRule("clip-update", {"bound": 1.0, "noise-multiplier": Z, "noise-shares": 4})
     request = RoundRequest(server_round=1, local_lr=0.25, arrays=ArrayRecord(), rule=rule)
     start = torch.zeros(D, dtype=torch.float64)
     for trained in (start, torch.linspace(-1, 1, D).double(), start + math.nan):
-        (sent,) = noised_models(config, start, trained[None], request, [0])
+        (sent,) = noised_models(config, start, trained[None], [request], [0])
         assert all_on(step_of(0.25 * Z / 2), sent.numpy())
 
 

@@ -32,9 +32,9 @@ from blackthorn.strategies import (
     ServerStep,
     spent,
 )
+from blackthorn.strategies.attestation import SentRule
 from blackthorn.strategies.corruption import CorruptionBound
 from blackthorn.strategies.ledger import read_charges
-from blackthorn.strategies.local_rule import LocalRule
 from blackthorn.strategies.private_averaging import PrivateAveraging
 
 D = 30_000
@@ -82,7 +82,7 @@ def replies(update: Callable[[np.ndarray], np.ndarray], noisy: bool, client: int
         w = request.arrays["weight"].numpy().astype(np.float64)
         local = torch.from_numpy(w - request.local_lr * update(w))[None]
         if noisy:
-            local = noised_models(config, torch.from_numpy(w), local, request, [client])
+            local = noised_models(config, torch.from_numpy(w), local, [request], [client])
         metrics = MetricRecord({"num-examples": 7, "train-loss": 123.0})
         arrays = state_of(local[0].numpy(), mark=client + 1)
         attested = request.attestation
@@ -554,11 +554,11 @@ def test_a_client_does_not_answer_a_server_that_asks_for_too_little(z: float, sh
         }
     )
     order = ConfigRecord({"server-round": 1, "local-lr": LR})
-    rule = LocalRule("clip-update", {"bound": C, "noise-multiplier": z, "noise-shares": shares})
+    rule = SentRule("clip-update", {"bound": C, "noise-multiplier": z, "noise-shares": shares})
     content = RecordDict({"arrays": state_of(START), "config": order, "rule": rule.record()})
     request = read_round(Message(content, dst_node_id=3, message_type="train"))
     with pytest.raises(ValueError, match=r"noise-multiplier|names (101|99|0|-4) shares"):
-        noised_models(config, torch.zeros(D), torch.zeros(1, D), request, [0])
+        noised_models(config, torch.zeros(D), torch.zeros(1, D), [request], [0])
 
 
 # What float32 cannot bound, and what is released once.

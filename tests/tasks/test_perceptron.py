@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from blackthorn.client_app.training import LocalSGD, client_generator, train_clients
+from blackthorn.strategies.clipping import ClipGradient
 from blackthorn.tasks.datasets import Examples
 from blackthorn.tasks.flat_model import FlatModel
 from blackthorn.tasks.labelled import cross_entropy
@@ -61,7 +62,7 @@ def test_the_gradient_is_autograd_s(name: str, dtype: torch.dtype, within: float
         LocalSGD(1, 0, 0.2),
         LocalSGD(4, 0, 0.2, weight_decay=0.05),
         LocalSGD(4, 3, 0.2, weight_decay=0.05),
-        LocalSGD(4, 3, 0.2, step_clip_norm=0.05),
+        LocalSGD(4, 3, 0.2, rule=ClipGradient(0.05, 1)),
     ],
 )
 def test_training_ends_where_autograd_does(

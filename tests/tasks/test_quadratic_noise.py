@@ -176,7 +176,7 @@ def test_a_node_draws_as_the_engine_does() -> None:
     grid = EngineGrid(config, problem)
     for client, node in enumerate(grid.get_node_ids()):
         instruction = ConfigRecord({"server-round": 4, "local-lr": 0.1, "client-id": client})
-        rule = build_strategy(config).local_rule(RoundContext(1, 0.1, torch.zeros(1))).record()
+        rule = build_strategy(config).local_rule(RoundContext(1, 0.1, torch.zeros(1))).sent.record()
         arrays = ArrayRecord(problem.state())
         content = RecordDict({"arrays": arrays, "config": instruction, "rule": rule})
         message = Message(content, node, "train")

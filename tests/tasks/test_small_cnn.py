@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from blackthorn.client_app.training import LocalSGD, client_generator, train_clients
+from blackthorn.strategies.clipping import ClipGradient
 from blackthorn.tasks.datasets import Examples
 from blackthorn.tasks.flat_model import FlatModel
 from blackthorn.tasks.labelled import cross_entropy
@@ -84,7 +85,7 @@ def test_equal_pixels_send_the_gradient_to_the_first() -> None:
     [
         LocalSGD(2, 0, 0.1),
         LocalSGD(3, 3, 0.1, weight_decay=0.05),
-        LocalSGD(3, 3, 0.1, step_clip_norm=0.05),
+        LocalSGD(3, 3, 0.1, rule=ClipGradient(0.05, 1)),
     ],
 )
 def test_training_ends_where_autograd_does(

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from blackthorn.client_app.training import LocalSGD, client_generator, train_clients
+from blackthorn.strategies.clipping import ClipGradient
 from blackthorn.tasks.datasets import Examples
 from blackthorn.tasks.flat_model import FlatModel
 from blackthorn.tasks.labelled import cross_entropy
@@ -99,7 +100,7 @@ def test_drawn_batches_and_clipped_steps_do_not_take_the_shortcut() -> None:
     full = train_clients(model, start, [shard], LocalSGD(3, 0, 0.3), generators[0])[0]
     drawn = train_clients(model, start, [shard], LocalSGD(3, 4, 0.3), generators[1])[0]
     clipped = train_clients(
-        model, start, [shard], LocalSGD(3, 0, 0.3, step_clip_norm=0.01), generators[2]
+        model, start, [shard], LocalSGD(3, 0, 0.3, rule=ClipGradient(0.01, 1)), generators[2]
     )[0]
     assert not torch.allclose(full, drawn)
     assert float(torch.linalg.vector_norm(clipped)) <= 3 * 0.3 * 0.01 * (1 + 1e-9)
