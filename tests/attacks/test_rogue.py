@@ -14,6 +14,7 @@ import pytest
 from process_memory import MemoryWatch
 from rich.console import Console
 from safetensors.numpy import load_file
+from shared_cluster import on_every_look
 
 from blackthorn.attacks.rogue.behaviours import BEHAVIOURS, HUGE_BYTES
 from blackthorn.launch.commands.cluster import cluster
@@ -84,16 +85,14 @@ def attacked(
     """The run folder, and how the server's processes grew from the first round on."""
     folder = tmp_path_factory.mktemp("attacked")
     watch = MemoryWatch()
-    real_status = FlowerCluster.status
 
-    def status(self: FlowerCluster, run_id: int) -> Any:
+    def look(flower: FlowerCluster) -> None:
         # What the app takes to start (its data, its libraries) is not the rogue's doing.
         if len(read_metrics(folder)) > 1:
-            watch.look(self.id)
-        return real_status(self, run_id)
+            watch.look(flower.id)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(FlowerCluster, "status", status)
+        on_every_look(patch, look)
         config = configuration(repository, folder)
         summary = cluster(config, Console(quiet=True), rogue=",".join(REASONS))
     assert summary["status"] == "completed"

@@ -1,4 +1,4 @@
-"""Waiting on conditions with a bound, and whether a process still runs."""
+"""Waiting on conditions with a bound, which processes run, and which have a file open."""
 
 import time
 from collections.abc import Callable
@@ -20,3 +20,16 @@ def running(pid: int) -> bool:
     except OSError:
         return False
     return status.rpartition(")")[2].split()[0] not in "ZX"
+
+
+def having_open(path: Path) -> list[int]:
+    """The processes that have the file open: a run's metrics its ServerApp, which writes them."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            files = {str(link.readlink()) for link in (process / "fd").iterdir()}
+        except OSError:  # it has ended meanwhile
+            continue
+        if str(path) in files:
+            found.append(int(process.name))
+    return found

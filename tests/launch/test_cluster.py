@@ -1,18 +1,14 @@
 """`blackthorn cluster` with real processes: it survives whatever a client does."""
 
-import contextlib
 import json
-import os
 import re
-import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
-from shared_cluster import shared_cluster
+from shared_cluster import kill_training, on_every_look, shared_cluster
 
 from blackthorn.launch.commands.cluster import cluster
 from blackthorn.launch.commands.recipes import recipe_config
@@ -124,7 +120,7 @@ def test_a_client_process_killed_in_mid_round_costs_its_own_reply_alone(
         local_steps=1000,
         round_timeout=15.0,
     )
-    _on_every_tick(monkeypatch, lambda flower: _kill_training(flower, tmp_path, 1, killed))
+    on_every_look(monkeypatch, lambda flower: kill_training(flower, tmp_path, 1, killed))
     _, entries = run(config)
     # The process that answered the enrolment query may have been among them, on its way out.
     assert killed
@@ -148,7 +144,7 @@ def test_a_cluster_whose_clients_have_all_died_ends_with_their_names(
                 flower.kill_node(index)
             died.append(time.monotonic())
 
-    _on_every_tick(monkeypatch, kill_all)
+    on_every_look(monkeypatch, kill_all)
     with pytest.raises(RunFailed) as ended:
         cluster(config, Console(quiet=True))
     assert time.monotonic() - died[0] < DEADLINE
@@ -157,26 +153,3 @@ def test_a_cluster_whose_clients_have_all_died_ends_with_their_names(
         str(ended.value),
     )
     assert resumable(ended.value) == str(tmp_path)
-
-
-def _on_every_tick(monkeypatch: pytest.MonkeyPatch, act: Callable[[FlowerCluster], None]) -> None:
-    """Call `act` with the cluster whenever it looks at the run's status."""
-    real_status = FlowerCluster.status
-
-    def status(self: FlowerCluster, run_id: int) -> Any:
-        act(self)
-        return real_status(self, run_id)
-
-    monkeypatch.setattr(FlowerCluster, "status", status)
-
-
-def _kill_training(
-    flower: FlowerCluster, folder: Path, server_round: int, killed: list[int]
-) -> None:
-    """SIGKILL client 0's processes in a round: round 0 is on record when enrolment is over."""
-    if len(read_metrics(folder)) != server_round:
-        return
-    for process in flower.client_processes(0):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(process, signal.SIGKILL)
-            killed.append(process)

@@ -1,7 +1,7 @@
 """FA-LD over gRPC: the chain goes on when a node dies and when it comes back."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 from safetensors.numpy import load_file
-from shared_cluster import Run, shared_cluster
+from shared_cluster import Run, on_every_look, shared_cluster
 
 from blackthorn.launch.commands.recipes import recipe_config
 from blackthorn.launch.commands.simulate import simulate
@@ -95,7 +95,7 @@ def test_the_chain_goes_on_without_a_killed_node_and_takes_it_back(
         max_samples=KEPT,
     )
     script = _Accident(tmp_path)
-    _on_every_tick(monkeypatch, script)
+    on_every_look(monkeypatch, script)
     summary = run_in_the_cluster(config)
     assert summary["status"] == "completed"
     entries = read_metrics(tmp_path)[1:]
@@ -141,14 +141,3 @@ class _Accident:
         elif self.killed_after and not self._back and rounds >= self.killed_after + 2:
             flower.restart_node(VICTIM)
             self._back = True
-
-
-def _on_every_tick(monkeypatch: pytest.MonkeyPatch, act: Callable[[FlowerCluster], None]) -> None:
-    """Call `act` with the cluster whenever it looks at the run's status."""
-    real_status = FlowerCluster.status
-
-    def status(self: FlowerCluster, run_id: int) -> Any:
-        act(self)
-        return real_status(self, run_id)
-
-    monkeypatch.setattr(FlowerCluster, "status", status)

@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
-from shared_cluster import Run, shared_cluster
-from test_cluster import _kill_training, _on_every_tick
+from shared_cluster import Run, kill_training, on_every_look, shared_cluster
 
 from blackthorn.launch.commands.recipes import recipe_config
 from blackthorn.recording.run_folder import read_metrics
@@ -65,7 +64,7 @@ def test_ledger_and_noise_agree_when_a_client_is_killed(
         },
     )
     killed: list[int] = []
-    _on_every_tick(monkeypatch, lambda flower: _kill_training(flower, tmp_path, ROUNDS, killed))
+    on_every_look(monkeypatch, lambda flower: kill_training(flower, tmp_path, ROUNDS, killed))
     summary = run_in_the_cluster(config)
     assert killed
     operator = [json.loads(x) for x in (tmp_path / "operator.jsonl").read_text().splitlines()]

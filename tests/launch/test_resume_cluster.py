@@ -10,12 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from process_watch import running, until
+from process_watch import having_open, running, until
 from real_deployment import Bench, bench
 from rich.console import Console
 from safetensors.numpy import load_file
-from shared_cluster import Run, shared_cluster
-from test_cluster import _on_every_tick
+from shared_cluster import Run, on_every_look, shared_cluster
 
 from blackthorn.launch.commands.cluster import cluster
 from blackthorn.launch.commands.recipes import recipe_config
@@ -67,19 +66,6 @@ def configuration(repository: Path, folder: Path, options: dict[str, Any]) -> Ru
     return recipe_config(repository / "recipes" / "demo.toml", (), values)
 
 
-def server_apps(folder: Path) -> list[int]:
-    """Processes that have the run's metrics open: its ServerApp, which writes them."""
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            files = {str(link.readlink()) for link in (process / "fd").iterdir()}
-        except OSError:  # it has ended meanwhile
-            continue
-        if str(folder / METRICS) in files:
-            found.append(int(process.name))
-    return found
-
-
 def has_finished(folder: Path, server_round: int) -> bool:
     entries = read_metrics(folder)
     return bool(entries) and entries[-1]["round"] >= server_round
@@ -94,12 +80,12 @@ def kill_the_server_app(
     def act(flower: object) -> None:
         del flower
         if not killed and has_finished(folder, KILLED):
-            killed.extend(pid for pid in server_apps(folder) if pid != os.getpid())
+            killed.extend(pid for pid in having_open(folder / METRICS) if pid != os.getpid())
             for pid in killed:
                 os.kill(pid, signal.SIGKILL)
 
     with monkeypatch.context() as patch:
-        _on_every_tick(patch, act)
+        on_every_look(patch, act)
         with pytest.raises(RunFailed, match="the ServerApp's process has died"):
             run(config)
     assert killed
@@ -194,7 +180,7 @@ def kill_the_command(commands: Bench, command: list[Any], folder: Path) -> None:
     """SIGKILL to the command and to the ServerApp, once round KILLED is on record."""
     started = commands.start("killed", *command, "--output-dir", folder)
     until(lambda: has_finished(folder, KILLED) or started.process.poll() is not None, 120.0)
-    pids = server_apps(folder)
+    pids = having_open(folder / METRICS)
     started.process.kill()
     for pid in pids:
         os.kill(pid, signal.SIGKILL)

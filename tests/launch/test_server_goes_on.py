@@ -18,13 +18,13 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from process_watch import running, until
+from process_watch import having_open, running, until
 from real_deployment import Started, bench
 from test_real_deployment import Federation, children_named, last_round
 
 from blackthorn.launch.federation.addresses import free_loopback_ports
 from blackthorn.launch.federation.certs import make
-from blackthorn.recording.run_folder import read_metrics, read_summary
+from blackthorn.recording.run_folder import METRICS, read_metrics, read_summary
 
 pytestmark = [
     pytest.mark.deployment,
@@ -109,7 +109,7 @@ def fill_the_disk(server: Server, folder: Path) -> None:
     """Until the server, which is left some room, has stopped everything; then make room again."""
     disk, before = state_of(server), server.federation.server.text()
     superlink = only_one(lambda: server.processes("flower-superlink"))
-    pids = [superlink, only_one(lambda: writers(folder))]
+    pids = [superlink, only_one(lambda: having_open(folder / METRICS))]
     ballast = disk / "ballast"
     with ballast.open("wb") as stream:
         os.posix_fallocate(stream.fileno(), 0, shutil.disk_usage(disk).free - 8 * 2**20)
@@ -139,7 +139,9 @@ def only_one(found: Callable[[], list[int]]) -> int:
 
 def strike(name: str, number: signal.Signals) -> Callable[[Server, Path], None]:
     def act(server: Server, folder: Path) -> None:
-        pid = only_one(lambda: writers(folder) if name == SERVERAPP else server.processes(name))
+        pid = only_one(
+            lambda: having_open(folder / METRICS) if name == SERVERAPP else server.processes(name)
+        )
         os.kill(pid, number)
         until(lambda: not running(pid), 60.0)
 
@@ -148,26 +150,13 @@ def strike(name: str, number: signal.Signals) -> Callable[[Server, Path], None]:
 
 def restart(number: signal.Signals) -> Callable[[Server, Path], None]:
     def act(server: Server, folder: Path) -> None:
-        pids = [only_one(lambda: writers(folder))]
+        pids = [only_one(lambda: having_open(folder / METRICS))]
         server.federation.server.process.send_signal(number)
         server.federation.server.process.wait(60)
         until(lambda: not any(running(pid) for pid in pids), 60.0)
         server.start()
 
     return act
-
-
-def writers(folder: Path) -> list[int]:
-    """Processes that have the run's metrics open: its ServerApp, which writes them."""
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            files = {str(link.readlink()) for link in (process / "fd").iterdir()}
-        except OSError:  # it has ended meanwhile
-            continue
-        if str(folder / "metrics.jsonl") in files:
-            found.append(int(process.name))
-    return found
 
 
 FAULTS = {

@@ -7,11 +7,11 @@ shorter or a longer soak.
 
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 from process_memory import MemoryWatch
 from rich.console import Console
+from shared_cluster import on_every_look
 
 from blackthorn.attacks.rogue.__main__ import at_random
 from blackthorn.launch.commands.cluster import cluster
@@ -61,14 +61,12 @@ def test_no_leak_and_no_lost_round(
     repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     watch, reaper = MemoryWatch(), Reaper(tmp_path)
-    real_status = FlowerCluster.status
 
-    def status(self: FlowerCluster, run_id: int) -> Any:
-        watch.look(self.id)
-        reaper.act(self)
-        return real_status(self, run_id)
+    def look(flower: FlowerCluster) -> None:
+        watch.look(flower.id)
+        reaper.act(flower)
 
-    monkeypatch.setattr(FlowerCluster, "status", status)
+    on_every_look(monkeypatch, look)
     values = {
         "num-clients": CLIENTS,
         "num-byzantine": 1,
