@@ -112,13 +112,14 @@ class Policy(BaseModel):
 
     def check_run(self, config: RunConfig) -> None:
         """Raises PolicyRefusal for a run in which no round could be allowed."""
+        for key in ("algorithm", "task", "model"):
+            if ":" in (name := getattr(config, key)):
+                raise PolicyRefusal(f"{key} = {name}: the client runs no code of the server's")
         if self.algorithms is not None and config.algorithm not in self.algorithms:
             raise PolicyRefusal(
                 f"algorithm = {config.algorithm} is not among the client's algorithms",
                 f"algorithm = {config.algorithm} is not allowed: {', '.join(self.algorithms)}",
             )
-        if ":" in config.model:
-            raise PolicyRefusal(f"model = {config.model}: the client runs no code of the server's")
         self._check_examples(config)
         self._check_claim(config)
 

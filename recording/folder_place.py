@@ -14,6 +14,7 @@ from pathlib import Path
 from blackthorn.recording.client_history import CLIENTS
 from blackthorn.recording.state_files import forget_all
 from blackthorn.settings.config import ConfigError, RunConfig
+from blackthorn.settings.own_code import short_name
 from blackthorn.settings.privacy_checks import claims_anything
 from blackthorn.strategies.durable_file import private_folder
 
@@ -43,7 +44,7 @@ def choose_folder(config: RunConfig) -> Path:
         return Path(config.resume).expanduser()
     if not config.output_dir:
         stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S-%f")[:-3]
-        return Path("runs") / f"{stamp}-{config.algorithm}-{config.task}"
+        return Path("runs") / f"{stamp}-{short_name(config.algorithm)}-{short_name(config.task)}"
     folder = Path(config.output_dir).expanduser()
     try:
         if (folder / METRICS).exists() or (folder / SUMMARY).exists():

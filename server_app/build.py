@@ -30,10 +30,12 @@ from blackthorn.strategies.aggregators import (
     nearest_neighbours,
     weighted_mean,
 )
-from blackthorn.strategies.algorithms import algorithm_class
+from blackthorn.strategies.algorithms import algorithm_class, check_own_algorithm
 from blackthorn.strategies.base import Observer
 from blackthorn.strategies.corruption import CorruptionBound
 from blackthorn.strategies.private_averaging import PrivateOptions
+from blackthorn.strategies.rounds import RoundContext
+from blackthorn.tasks.problem import Problem
 
 logger = logging.getLogger("blackthorn")
 
@@ -48,9 +50,35 @@ def check_names(config: RunConfig) -> None:
                 own_function(name)
             except ValueError as error:
                 raise ConfigError(f"{key} = {name} is not allowed: {error}") from None
+    try:
+        check_own_algorithm(config)
+    except ConfigError:
+        raise
+    except ValueError as error:
+        name = config.algorithm
+        raise ConfigError(
+            f"algorithm = {name} is not allowed: {error}" if is_own_code(name) else str(error)
+        ) from None
     known = ("none", *attacks.names())
     if config.attack not in known and not is_own_code(config.attack):
         raise ConfigError(f"attack = {config.attack!r} is not allowed: {', '.join(known)}")
+
+
+def check_halves(config: RunConfig, plan: PrivacyPlan | None, problem: Problem) -> None:
+    """Raises ConfigError where an algorithm of the user's own cannot be built, or its server would
+    ask for another rule than its clients carry out."""
+    try:
+        strategy = build_strategy(config, plan=plan)
+        start = problem.model.flatten(problem.state())
+        asked = strategy.local_rule(RoundContext(1, config.local_lr, start)).sent
+        own = strategy.configured_rule(config, config.local_lr, asked).sent
+    except ValueError as error:
+        raise ConfigError(f"algorithm = {config.algorithm} is not allowed: {error}") from error
+    if asked != own:
+        raise ConfigError(
+            f"algorithm = {config.algorithm} is not allowed: its local_rule asks for {asked}, and "
+            f"its configured_rule carries out {own}"
+        )
 
 
 def build_strategy(

@@ -40,13 +40,13 @@ from blackthorn.recording.state_files import Saved
 from blackthorn.recording.tracking import Tracker, check_tracking, make_trackers
 from blackthorn.reporting.posterior_report import check_posterior, report_posterior
 from blackthorn.reporting.run_report import publish
-from blackthorn.server_app.build import build_strategy, check_names
+from blackthorn.server_app.build import build_strategy, check_halves, check_names
 from blackthorn.server_app.claim_checks import check_evaluation, check_figures, check_noise
 from blackthorn.server_app.instruments import Instruments
 from blackthorn.server_app.useless_noise import useless_noise
-from blackthorn.settings.catalogue import facts_of
 from blackthorn.settings.config import ConfigError, RunConfig
 from blackthorn.settings.derived import expected_cohort
+from blackthorn.settings.own_code import is_own_code
 from blackthorn.settings.privacy_checks import (
     claims_privacy,
     claims_sample_privacy,
@@ -54,7 +54,7 @@ from blackthorn.settings.privacy_checks import (
 )
 from blackthorn.settings.unused_keys import unused_settings
 from blackthorn.strategies import PrivacyPlan
-from blackthorn.strategies.algorithms import algorithm_class
+from blackthorn.strategies.algorithms import algorithm_class, algorithm_facts
 from blackthorn.strategies.array_codec import decode
 from blackthorn.strategies.base import EvaluateFn, Observer
 from blackthorn.strategies.reports import RoundReport
@@ -117,7 +117,7 @@ def prepare(config: RunConfig) -> PreparedRun:
     check_tracking(config)
     folder = choose_folder(config)
     saved = read_resumed(config) if config.resume else None
-    facts = facts_of(config.algorithm)
+    facts = algorithm_facts(config)
     try:
         problem = load_problem(config)
         check_evaluation(config, problem.task)
@@ -135,6 +135,8 @@ def prepare(config: RunConfig) -> PreparedRun:
     check_figures(config, plan)
     if plan is not None:
         check_noise(config, plan, problem)
+    if is_own_code(config.algorithm):
+        check_halves(config, plan, problem)
     standing = check_ledger(config, plan, folder, saved) if plan is not None else None
     return PreparedRun(config, problem, folder, plan, saved, standing)
 
@@ -196,7 +198,7 @@ def _federate(
 ) -> None:
     config = prepared.config
     writers: list[Observer] = [_Checkpoints(prepared, folder)]
-    if facts_of(config.algorithm).samples_posterior:
+    if algorithm_facts(config).samples_posterior:
         writers.append(PosteriorRecorder(config, prepared.problem, prepared.folder))
     # Before round 1 there is nothing to go on from: such a run begins again, in its folder.
     saved = prepared.saved if prepared.saved and prepared.saved.state.server_round else None
@@ -237,7 +239,7 @@ def _federate(
         raise RunFailed(f"no round changed the model; the last one: {folder.last_skip}")
     folder.set_output(strategy.output_round, _final_metrics(prepared, result.arrays))
     folder.save_model({k: a.numpy() for k, a in result.arrays.items()}, "final")
-    if facts_of(config.algorithm).samples_posterior:
+    if algorithm_facts(config).samples_posterior:
         folder.posterior = report_posterior(prepared.folder, config, prepared.problem)
         if not folder.posterior["samples"]:
             raise RunFailed(

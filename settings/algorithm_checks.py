@@ -2,6 +2,7 @@
 
 from blackthorn.settings.catalogue import Facts, named
 from blackthorn.settings.keys import Keys
+from blackthorn.settings.privacy_checks import is_noised
 from blackthorn.settings.robustness_checks import is_robust
 
 # Just below the largest float32.
@@ -49,6 +50,8 @@ def _check_clip_norm(config: Keys, facts: Facts) -> None:
             f"clip-norm = 0.0 is not allowed with algorithm {config.algorithm}: greater than 0 "
             "(blackthorn pilot measures a usual one)"
         )
+    if is_noised(config) and config.clip_norm == 0:
+        raise ValueError("clip-norm = 0.0 is not allowed with noise for privacy: greater than 0")
     if facts.clip_norm == "none" and config.clip_norm > 0:
         clipping = named(lambda facts: facts.clip_norm != "none")
         raise ValueError(

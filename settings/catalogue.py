@@ -9,8 +9,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from blackthorn.settings.own_code import is_own_code
+
 Units = Literal["gradient", "parameter"]
-ClipNormUse = Literal["none", "needed"]
+ClipNormUse = Literal["none", "needed", "optional"]
 
 
 @dataclass(frozen=True)
@@ -19,7 +21,7 @@ class Facts:
 
     where: "module:Class" of its Strategy, imported when it is needed; noised: the one that adds
         noise for privacy, the same where there is no other, "" where there is none.
-    clip_norm: whether the key has to be set, or must not be; units: its usual ones.
+    clip_norm: whether the key has to be set, must not be, or may be; units: its usual ones.
     rule: its aggregation rule, where `aggregator` and `pre-aggregator` ask for no other.
     mean_only: it takes no other rule than the mean.
     own_steps: its clients' steps are its own, so that they cannot be DP-SGD's.
@@ -92,6 +94,13 @@ ALGORITHMS = {
         },
     ),
 }
+# What is taken of an algorithm of the user's own, FILE.py:NAME, without running its file: whatever
+# its class says of itself is checked when a run is prepared.
+_OWN = Facts(
+    noised="where noise is asked for",
+    clip_norm="optional",
+    participation=("full", "fixed", "poisson", "with-replacement"),
+)
 TASKS = (
     *("digits", "mnist", "fashion-mnist", "cifar10", "shakespeare", "own-data"),
     *("quadratic-noise", "least-squares", "bayes-linear"),
@@ -108,8 +117,8 @@ LOCAL_RULES = {
 
 
 def facts_of(algorithm: str) -> Facts:
-    """Those of the key `algorithm`."""
-    return ALGORITHMS[algorithm]
+    """Those of the key `algorithm`: a name of the catalogue, or FILE.py:NAME."""
+    return _OWN if is_own_code(algorithm) else ALGORITHMS[algorithm]
 
 
 def named(which: Callable[[Facts], bool]) -> list[str]:

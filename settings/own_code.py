@@ -1,5 +1,6 @@
-"""Functions of the user's own, which a configuration names as FILE.py:FUNCTION."""
+"""Functions and classes of the user's own, which a configuration names as FILE.py:NAME."""
 
+import hashlib
 import importlib.util
 import re
 import shutil
@@ -8,17 +9,24 @@ import traceback
 from collections.abc import Callable
 from functools import lru_cache, wraps
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 # Keys of the run configuration that may name one.
-OWN_CODE_KEYS = ("model", "aggregator", "attack")
+OWN_CODE_KEYS = ("algorithm", "task", "model", "aggregator", "attack")
+# How the name of a module begins that is a file of the user's own.
+OWN_MODULE = "own_code_"
 _NAME = re.compile(r"(?P<file>.+\.py):(?P<function>[A-Za-z_]\w*)")
 
 
 def is_own_code(name: str) -> bool:
     """Whether `name` has the form FILE.py:FUNCTION."""
     return _NAME.fullmatch(name) is not None
+
+
+def short_name(name: str) -> str:
+    """NAME of FILE.py:NAME; any other name as it is."""
+    return name.rpartition(":")[2]
 
 
 def own_function(name: str) -> Callable[..., Any]:
@@ -40,7 +48,17 @@ def own_function(name: str) -> Callable[..., Any]:
 
 def guarded_function(name: str) -> Callable[..., Any]:
     """`own_function`, whose exceptions of whatever kind are ValueErrors of one line."""
-    function = own_function(name)
+    guarded: Callable[..., Any] = guard(own_function(name), name)
+    return guarded
+
+
+def guard(function: Any, name: str) -> Any:
+    """A function or class method out of FILE.py:NAME whose exceptions of whatever kind are
+    ValueErrors of one line; what is neither stays as it is."""
+    if isinstance(function, classmethod):
+        return classmethod(guard(function.__func__, name))
+    if not isinstance(function, FunctionType):
+        return function
 
     @wraps(function)
     def guarded(*args: Any, **kwargs: Any) -> Any:
@@ -125,11 +143,15 @@ def _existing(file: str) -> Path:
 
 @lru_cache
 def _module(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"own_code_{path.stem}", path)
+    # Known by its name, as dataclasses in it need, which two files of one name do not share.
+    digest = hashlib.sha256(str(path).encode()).hexdigest()[:8]
+    spec = importlib.util.spec_from_file_location(f"{OWN_MODULE}{path.stem}_{digest}", path)
     assert spec is not None and spec.loader is not None  # as the name ends in .py
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
     try:
         spec.loader.exec_module(module)
     except Exception as error:
+        del sys.modules[spec.name]
         raise ValueError(f"{path} cannot be imported: {type(error).__name__}: {error}") from error
     return module

@@ -1,14 +1,100 @@
-"""From the key `algorithm` to the class that it names, imported when it is needed."""
+"""From the key `algorithm` to the class that it names, imported when it is needed; what holds of a
+class of the user's own, FILE.py:NAME, before anybody is contacted."""
 
-from blackthorn.settings.catalogue import facts_of, load
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+from blackthorn.settings.algorithm_checks import check_algorithm
+from blackthorn.settings.catalogue import Facts, facts_of, load
+from blackthorn.settings.config import RunConfig
 from blackthorn.settings.keys import Keys
-from blackthorn.settings.privacy_checks import is_noised
+from blackthorn.settings.own_code import OWN_MODULE, guard, is_own_code, own_function
+from blackthorn.settings.privacy_checks import OR_NO_CLAIM, claims_privacy, is_noised
 
 from .base import FederatedStrategy
+from .private_averaging import PrivateAveraging
+
+# What an own class that claims privacy may have: all else is the mechanism's.
+_OUTSIDE_THE_MECHANISM = {"Options", "build", "facts", "on_aggregate", "summary", "__init__"}
+_OF_EVERY_CLASS = {
+    *vars(type("_", (PrivateAveraging,), {})),
+    "__annotations__",
+    "__orig_bases__",
+    "__parameters__",
+}
+_SETTABLE = ("clip_norm", "mean_only", "own_steps", "samples_posterior", "participation", "leaves")
 
 
 def algorithm_class(config: Keys) -> type[FederatedStrategy]:
-    """The Strategy that runs: the noised one where noise for privacy is asked for."""
+    """The Strategy that runs: the noised one where noise for privacy is asked for.
+
+    Raises ValueError, one line, for one of the user's own that cannot be loaded.
+    """
+    if is_own_code(config.algorithm):
+        return _own_class(config.algorithm)
     facts = facts_of(config.algorithm)
     found: type[FederatedStrategy] = load(facts.noised if is_noised(config) else facts.where)
+    return found
+
+
+def algorithm_facts(config: Keys) -> Facts:
+    """The facts of the algorithm that runs: an own one's class says them itself."""
+    found = algorithm_class(config)
+    return found.facts if is_own_code(config.algorithm) else facts_of(config.algorithm)
+
+
+def check_own_algorithm(config: RunConfig) -> None:
+    """Raises ValueError, one line, where the run's keys do not go with what the class of an own
+    algorithm says of itself and, under a claim of privacy, where it touches the mechanism."""
+    found = algorithm_class(config)
+    found.option_values(config)
+    if not is_own_code(config.algorithm):
+        return
+    facts = found.facts
+    if facts != replace(Facts(), **{name: getattr(facts, name) for name in _SETTABLE}):
+        raise ValueError(f"its facts say more than {', '.join(_SETTABLE)}")
+    private = issubclass(found, PrivateAveraging)
+    if private != is_noised(config):
+        raise ValueError(
+            "it stands on PrivateAveraging: set noise-multiplier or epsilon above 0"
+            if private
+            else "it does not stand on PrivateAveraging, which alone adds noise: set "
+            "noise-multiplier = 0 and epsilon = 0"
+        )
+    check_algorithm(config, facts)
+    touched = sorted(set(_overridden(found)) - _OUTSIDE_THE_MECHANISM)
+    if private and claims_privacy(config) and touched:
+        raise ValueError(
+            f"it overrides {', '.join(touched)} of PrivateAveraging, so that no privacy is claimed "
+            f"for it: leave the mechanism alone, {OR_NO_CLAIM}"
+        )
+
+
+def _overridden(found: type) -> Iterator[str]:
+    """What the user's own classes have in place of ours, special methods included."""
+    for one in found.__mro__:
+        if _is_own(one):
+            yield from (
+                name
+                for name in vars(one)
+                if name not in _OF_EVERY_CLASS and hasattr(PrivateAveraging, name)
+            )
+
+
+def _is_own(one: type) -> bool:
+    return one.__module__.startswith(OWN_MODULE)
+
+
+@lru_cache
+def _own_class(name: str) -> type[FederatedStrategy]:
+    found: Any = own_function(name)
+    if not (isinstance(found, type) and issubclass(found, FederatedStrategy)):
+        raise ValueError(f"{name} is no subclass of blackthorn.strategies.FederatedStrategy")
+    # What its hooks raise, of whatever kind, is one line; in a round it leaves the model as it was.
+    for one in filter(_is_own, found.__mro__):
+        for key, method in list(vars(one).items()):
+            if key == "__init__" or (hasattr(FederatedStrategy, key) and not key.startswith("__")):
+                setattr(one, key, guard(method, name))
     return found

@@ -187,8 +187,7 @@ class FederatedStrategy(RoundHooks, Strategy):
     @classmethod
     def build(cls, config: RunConfig, options: StrategyOptions) -> "FederatedStrategy":
         """What the run configuration describes: `options` with what is the algorithm's own."""
-        del config
-        return cls(**options)
+        return cls(**options, **cls.option_values(config))
 
     # A run.
 
@@ -537,7 +536,10 @@ class FederatedStrategy(RoundHooks, Strategy):
         try:
             aggregate = self.combine(updates, self._weights(contributions, context), context)
             combined = time.monotonic()
-            model.step(self._step, aggregate.vector, self._local_lr)
+            vector = self.on_aggregate(aggregate.vector, self._local_lr)
+            if vector.shape != aggregate.vector.shape:
+                raise ValueError(f"the server's step has the shape {list(vector.shape)}")
+            model.step(self._step, vector, self._local_lr)
         except ValueError as error:
             report.skipped = f"the updates cannot be aggregated: {error}"
             report.ends_run = isinstance(error, RunOver)

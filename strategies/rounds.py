@@ -9,7 +9,10 @@ import numpy as np
 import torch
 
 from blackthorn.randomness import Stream, generator_of
+from blackthorn.settings.algorithm_options import read_options
+from blackthorn.settings.catalogue import Facts
 from blackthorn.settings.config import RunConfig
+from blackthorn.settings.declaration import KeyGroup
 
 from .aggregation import Aggregate
 from .aggregators import Aggregator
@@ -50,6 +53,10 @@ class RoundHooks:
     u_i = (w_t − w_i)/η_l. The facts below hold for all rounds of a run.
     """
 
+    # Of an algorithm of the user's own, what settings have to know; the catalogue says it of ours.
+    facts: Facts = Facts(clip_norm="optional")
+    # What the key algorithm-options may hold, by the names of the constructor's arguments.
+    Options: type[KeyGroup] | None = None
     # Whether a reply counts only if it attests the round's rule: the server can neither do the
     # clients' part of it in their place nor see that it was done.
     needs_attestation: bool = False
@@ -70,6 +77,11 @@ class RoundHooks:
         that the configuration leaves to the server."""
         del config, local_lr, asked
         return LocalRule()
+
+    @classmethod
+    def option_values(cls, config: RunConfig) -> dict[str, Any]:
+        """The run's values of `Options`. Raises ConfigError, one line, for a wrong one."""
+        return read_options(config.algorithm_options, cls.Options)
 
     @classmethod
     def check_examples(cls, config: RunConfig, counts: Mapping[int, int]) -> None:
@@ -130,6 +142,11 @@ class RoundHooks:
         """
         bounded = self.bound(updates, context)
         return self._aggregate(bounded, weights, self._generator(Stream.RULE, context.server_round))
+
+    def on_aggregate(self, vector: torch.Tensor, local_lr: float) -> torch.Tensor:  # noqa: ARG002
+        """What the server steps along in place of the aggregate [d], and of it alone: under a claim
+        it is noised, and who took part is not to be told."""
+        return vector
 
     def _generator(self, stream: Stream, server_round: int) -> np.random.Generator:
         return generator_of(stream, self._seed, server_round)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
+from blackthorn.settings.own_code import guarded_function, is_own_code
 from blackthorn.tasks import bayes_linear, labelled, least_squares, quadratic_noise, shakespeare
 from blackthorn.tasks.flat_model import FlatModel
 from blackthorn.tasks.shards import ExampleShard, Shard, with_flipped_labels
@@ -18,6 +19,10 @@ _LOADERS: dict[str, Callable[[ProblemConfig], Task]] = {
     "bayes-linear": bayes_linear.load,
 }
 TASK_NAMES = tuple(_LOADERS)
+_OF_A_TASK = (
+    *("name", "num_classes", "on_nodes", "server_evaluates"),
+    *("example_loss", "module", "shards", "evaluate"),
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,8 +69,27 @@ def load_problem(config: ProblemConfig) -> Problem:
 
     Raises ValueError (DataUnavailable for absent data) with one line.
     """
-    if config.task not in _LOADERS:
-        raise ValueError(f"task {config.task!r} is unknown: allowed are {', '.join(TASK_NAMES)}")
-    task = _LOADERS[config.task](config)
+    task = _own_task(config) if is_own_code(config.task) else _task(config)
     module = task.module(config.model, config.seed).to(torch_dtype(config))
     return Problem(config, task, FlatModel(module, task.example_loss))
+
+
+def _task(config: ProblemConfig) -> Task:
+    if config.task not in _LOADERS:
+        raise ValueError(f"task {config.task!r} is unknown: allowed are {', '.join(TASK_NAMES)}")
+    return _LOADERS[config.task](config)
+
+
+def _own_task(config: ProblemConfig) -> Task:
+    """What the function FILE.py:NAME gives for the configuration."""
+    try:
+        task: Task = guarded_function(config.task)(config)
+    except ValueError as error:
+        raise ValueError(f"task = {config.task} is not allowed: {error}") from error
+    lacks = [name for name in _OF_A_TASK if not hasattr(task, name)]
+    if lacks:
+        raise ValueError(
+            f"task = {config.task} is not allowed: it gave {type(task).__name__}, which lacks "
+            f"{', '.join(lacks)}"
+        )
+    return task

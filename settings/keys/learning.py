@@ -12,10 +12,14 @@ class Learning(KeyGroup):
     """What the clients learn, and how."""
 
     # What is learned.
-    algorithm: Annotated[str, OneOf(tuple(ALGORITHMS))] = Field(
-        "gfedavg", description="Published system that runs on the server."
+    algorithm: Annotated[str, OneOf(tuple(ALGORITHMS), own=True)] = Field(
+        "gfedavg", description="Published system that runs, or one of your own."
     )
-    task: Annotated[str, OneOf(TASKS)] = Field(
+    algorithm_options: str = Field(
+        "",
+        description='Options that the algorithm declares, as TOML values: "low = 0.1, high = 1".',
+    )
+    task: Annotated[str, OneOf(TASKS, own=True)] = Field(
         "digits", description="Data set and loss; own-data: every node brings its own examples."
     )
     model: str = Field(
