@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from blackthorn.recording.round_entries import scalars
-from blackthorn.settings.config import RunConfig, to_mapping
+from blackthorn.settings.config import RunConfig, as_released
 
 EXPERIMENT = "blackthorn"
 # MLflow's own limits would let a run hang for a quarter of an hour on a server that is not there.
@@ -33,7 +33,7 @@ class MlflowRun:
         experiment = known.experiment_id if known else self._client.create_experiment(EXPERIMENT)
         run = self._client.create_run(experiment, start_time=self._now(), run_name=name)
         self._run = run.info.run_id
-        parameters = [Param(key, str(value)) for key, value in to_mapping(config).items()]
+        parameters = [Param(key, str(value)) for key, value in as_released(config).items()]
         self._client.log_batch(self._run, params=parameters)
 
     def round(self, entry: Mapping[str, Any]) -> None:

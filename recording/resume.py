@@ -9,7 +9,8 @@ from blackthorn.recording.line_log import in_use
 from blackthorn.recording.rounds_on_record import rounds_begun
 from blackthorn.recording.run_folder import METRICS, read_summary
 from blackthorn.recording.state_files import Saved, read_saved
-from blackthorn.settings.config import ConfigError, RunConfig, to_mapping
+from blackthorn.settings.config import ConfigError, RunConfig, place_keys, to_mapping
+from blackthorn.settings.own_code import OWN_CODE_KEYS, is_same_code
 from blackthorn.settings.privacy_checks import is_noised
 
 _NOTE = "resume = "
@@ -20,6 +21,8 @@ _FREE = (
     *("checkpoint-every", "state-every", "below-quorum", "fail-after"),
     *("report", "tensorboard", "mlflow-uri"),
 )
+# Where a run is now, not where it was.
+_OF_EACH_START = ("resume", "output-dir")
 
 
 def read_resumed(config: RunConfig) -> Saved:
@@ -88,12 +91,30 @@ def _read(config: RunConfig, folder: Path) -> Saved:
     return replace(saved, state=replace(saved.state, values=values, counted=True))
 
 
+def with_its_places(config: RunConfig, saved: Saved) -> RunConfig:
+    """`config` with places that it does not name where the run had them: what a run leaves to be
+    released does not say them, and is a recipe to resume it all the same."""
+    kept = {
+        key.replace("-", "_"): saved.config.get(key, "")
+        for key, value in to_mapping(config).items()
+        if key in place_keys() and key not in _OF_EACH_START and not value
+    }
+    return config.model_copy(update=kept)
+
+
 def _check_same(config: RunConfig, saved: Saved) -> None:
-    now, before = to_mapping(config), {**to_mapping(RunConfig()), **saved.config}
+    now = to_mapping(with_its_places(config, saved))
+    before = {**to_mapping(RunConfig()), **saved.config}
+    folder = Path(config.resume).expanduser()
     differing = [
         f"{key} = {_shown(value)} (was {_shown(before[key])})"
         for key, value in now.items()
-        if key not in _FREE and value != before[key]
+        if key not in (*_FREE, *OWN_CODE_KEYS) and value != before[key]
+    ]
+    differing += [
+        f"{key} = {now[key]} (was {before[key]}, with the code of which the folder has a copy)"
+        for key in OWN_CODE_KEYS
+        if not is_same_code(key, str(now[key]), str(before[key]), folder)
     ]
     rounds = before["num-server-rounds"]
     if config.num_server_rounds < rounds:

@@ -40,12 +40,18 @@ from blackthorn.recording.state_files import (
     write_saved,
 )
 from blackthorn.recording.tracking import Tracker
-from blackthorn.settings.config import RunConfig, to_mapping
+from blackthorn.settings.config import RunConfig, as_released, place_keys, to_mapping
 from blackthorn.settings.own_code import OWN_CODE_KEYS, keep
-from blackthorn.settings.privacy_checks import claims_privacy, claims_sample_privacy
+from blackthorn.settings.privacy_checks import (
+    claims_anything,
+    claims_privacy,
+    claims_sample_privacy,
+)
 from blackthorn.strategies import RoundReport
 from blackthorn.strategies.durable_file import replace_file
 from blackthorn.strategies.run_state import RunState
+
+_PLACES_LEFT_OUT = f"# Without {', '.join(place_keys())}: they are places on a machine.\n"
 
 
 class ExtraFields(Protocol):
@@ -113,8 +119,9 @@ class RunFolder:
         self._logs[METRICS] = LineLog(path / METRICS, alone=True)
         beside = OPERATOR if claims_privacy(config) else CLIENTS
         self._logs[beside] = LineLog(path / beside, private=beside == OPERATOR)
-        settings = to_mapping(config.model_copy(update={"resume": ""}))
-        self._write_config(settings)
+        fresh = config.model_copy(update={"resume": ""})
+        settings = to_mapping(fresh)
+        self._write_config(fresh)
         for key in OWN_CODE_KEYS:
             keep(key, str(settings[key]), path)
         if saved is not None:
@@ -140,9 +147,10 @@ class RunFolder:
         if claims_privacy(self._config):
             hide_times(self.path, *written)
 
-    def _write_config(self, settings: Mapping[str, Any]) -> None:
+    def _write_config(self, config: RunConfig) -> None:
         path, start = self.path / CONFIG, began(self.path)
-        replace_file(path, tomli_w.dumps(dict(settings)).encode())
+        left_out = _PLACES_LEFT_OUT if claims_anything(self._config) else ""
+        replace_file(path, (left_out + tomli_w.dumps(as_released(config))).encode())
         os.utime(path, ns=(start, start))
 
     def _append(self, lines: Mapping[str, Mapping[str, Any]]) -> None:
@@ -279,12 +287,8 @@ def _beside(report: RoundReport) -> dict[str, dict[str, Any]]:
 
 
 def _what_ran(config: RunConfig) -> dict[str, Any]:
-    return {
-        "algorithm": config.algorithm,
-        "task": config.task,
-        "aggregator": config.aggregator,
-        "attack": config.attack,
-    }
+    values = as_released(config)
+    return {key: values[key] for key in ("algorithm", "task", "aggregator", "attack")}
 
 
 def _write_summary(folder: Path, summary: Mapping[str, Any]) -> None:

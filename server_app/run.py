@@ -25,7 +25,12 @@ from blackthorn.recording.privacy import (
     sample_privacy_entry,
     spent_so_far,
 )
-from blackthorn.recording.resume import how_it_goes_on, note_resumable, read_resumed
+from blackthorn.recording.resume import (
+    how_it_goes_on,
+    note_resumable,
+    read_resumed,
+    with_its_places,
+)
 from blackthorn.recording.run_counts import last_report
 from blackthorn.recording.run_folder import RunFolder
 from blackthorn.recording.run_ledger import (
@@ -117,6 +122,8 @@ def prepare(config: RunConfig) -> PreparedRun:
     check_tracking(config)
     folder = choose_folder(config)
     saved = read_resumed(config) if config.resume else None
+    if saved is not None:
+        config = with_its_places(config, saved)
     facts = algorithm_facts(config)
     try:
         problem = load_problem(config)

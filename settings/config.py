@@ -10,8 +10,10 @@ from pydantic import ValidationError, model_validator
 
 from blackthorn.settings.combinations import check_combinations
 from blackthorn.settings.credentials import check_no_credentials
-from blackthorn.settings.declaration import SERVER, ConfigError, Scalar, kebab
+from blackthorn.settings.declaration import PLACE, SERVER, ConfigError, Scalar, kebab
 from blackthorn.settings.keys import Keys
+from blackthorn.settings.own_code import OWN_CODE_KEYS, name_of_copy
+from blackthorn.settings.privacy_checks import claims_anything
 
 
 class RunConfig(Keys):
@@ -38,9 +40,16 @@ def config_keys() -> list[str]:
 
 def server_keys() -> list[str]:
     """Keys that are the server's business alone: no client reads them, and none is sent them."""
-    return [
-        kebab(name) for name, field in RunConfig.model_fields.items() if SERVER in field.metadata
-    ]
+    return _marked(SERVER)
+
+
+def place_keys() -> list[str]:
+    """Keys that say where on the server's machine something is."""
+    return _marked(PLACE)
+
+
+def _marked(mark: object) -> list[str]:
+    return [kebab(name) for name, field in RunConfig.model_fields.items() if mark in field.metadata]
 
 
 def make_config(values: Mapping[str, Any]) -> RunConfig:
@@ -76,6 +85,15 @@ def one_line(error: ValidationError) -> str:
 def to_mapping(config: RunConfig) -> dict[str, Scalar]:
     """The configuration as kebab-case keys and plain scalars (what Flower's run config holds)."""
     return config.model_dump(by_alias=True)
+
+
+def as_released(config: RunConfig) -> dict[str, Scalar]:
+    """As `to_mapping`; under a claim, of what does not say whose machine ran it: places are left
+    out, and own code has the names of the copies in the run's folder."""
+    if not claims_anything(config):
+        return to_mapping(config)
+    told = {key: value for key, value in to_mapping(config).items() if key not in place_keys()}
+    return {**told, **{key: name_of_copy(key, str(told[key])) for key in OWN_CODE_KEYS}}
 
 
 def read_recipe(path: Path) -> dict[str, Any]:

@@ -52,6 +52,15 @@ class OneOf:
         return core_schema.no_info_after_validator_function(self.check, handler(source))
 
 
+@dataclass(frozen=True)
+class Place:
+    """Marks a key whose value is a place on the machine that runs the server, or where it stores
+    what: nothing that is computed hangs on it, and what is released does not name it."""
+
+
+PLACE = Place()
+
+
 def kebab(name: str) -> str:
     """The key of a field."""
     return name.replace("_", "-")

@@ -16,6 +16,8 @@ from typing import Any
 OWN_CODE_KEYS = ("algorithm", "task", "model", "aggregator", "attack")
 # How the name of a module begins that is a file of the user's own.
 OWN_MODULE = "own_code_"
+# The folder of their copies in an app or a run's folder.
+_COPIES = "own_code"
 _NAME = re.compile(r"(?P<file>.+\.py):(?P<function>[A-Za-z_]\w*)")
 
 
@@ -115,7 +117,33 @@ def kept(key: str, name: str, folder: Path) -> str:
 
 def copy_name(key: str, file: str) -> Path:
     """Where an app or a run folder has its copy of the FILE that is configured under `key`."""
-    return Path("own_code") / f"{key}_{Path(file).name}"
+    folder, name = Path(file).parent.name, Path(file).name
+    if folder == _COPIES and name.startswith(f"{key}_"):
+        # A copy's copy is the same.
+        return Path(_COPIES) / name
+    return Path(_COPIES) / f"{key}_{name}"
+
+
+def name_of_copy(key: str, name: str) -> str:
+    """FILE.py:FUNCTION with an absolute FILE as its copy is called in a run's folder, relative to
+    that; any other name as it is."""
+    match = _NAME.fullmatch(name)
+    if match is None or not Path(match["file"]).expanduser().is_absolute():
+        return name
+    return f"{copy_name(key, match['file']).as_posix()}:{match['function']}"
+
+
+def is_same_code(key: str, one: str, other: str, folder: Path) -> bool:
+    """Whether two values of `key` name the same function, by the copy in `folder` if it is there:
+    of a run that goes on from its copy, or from a bundle that has another. OSError where the file
+    cannot be read."""
+    if name_of_copy(key, one) != name_of_copy(key, other):
+        return False
+    match = _NAME.fullmatch(one)
+    if match is None:
+        return True
+    copy = _copy(key, match["file"], folder)
+    return not copy.is_file() or _existing(match["file"]).read_bytes() == copy.read_bytes()
 
 
 def _copy(key: str, file: str, folder: Path) -> Path:

@@ -11,11 +11,15 @@ from typing import Any
 from rich.console import Console
 
 from blackthorn.client_app.node_data import load_node_client
-from blackthorn.client_app.policy import check_own_data, read_policy
 from blackthorn.installation import APP_ROOT
 from blackthorn.launch.commands.progress import RoundPrinter
 from blackthorn.launch.federation.app_bundle import COMPONENTS
-from blackthorn.launch.federation.byzantine_nodes import check_rogue, cluster_nodes, collusion
+from blackthorn.launch.federation.byzantine_nodes import (
+    check_rogue,
+    cluster_nodes,
+    collusion,
+    kept_policies,
+)
 from blackthorn.launch.federation.flower_cluster import DeploymentError, FlowerCluster, RunStatus
 from blackthorn.recording.failure_reason import RunFailed, reason_of, withheld
 from blackthorn.recording.folder_place import create_folder
@@ -49,16 +53,15 @@ def cluster(
     """
     config = _deployed(config, data)
     _check_data(config, data)
-    if policy is not None:
-        _check_policy(policy, data)
     check_rogue(config, rogue)
+    policies = {} if policy is None else kept_policies(config, policy, data)
     ready = _ready(config, console)
     console.print(f"starting a SuperLink and {config.num_clients} SuperNodes...", highlight=False)
     with (
         _failure_on_record(ready),
         collusion(config, rogue) as accomplices,
         FlowerCluster(
-            cluster_nodes(config, data, rogue, accomplices, policy),
+            cluster_nodes(config, data, rogue, accomplices, policies),
             ready.folder,
             warm=warm,
             start_timeout=config.start_timeout,
@@ -93,7 +96,7 @@ class _Ready:
 def _ready(config: RunConfig, console: Console) -> _Ready:
     """Check what can be checked beforehand, and make the folder."""
     prepared = prepare(config)
-    folder = prepared.folder.resolve()
+    config, folder = prepared.config, prepared.folder.resolve()
     places = {"output_dir": str(folder), "resume": str(folder) if config.resume else ""}
     create_folder(folder, config)
     if prepared.saved is not None:
@@ -219,13 +222,6 @@ def _check_data(config: RunConfig, data: Sequence[Path]) -> None:
             load_node_client(config, {"client-id": client, "data-path": str(path.resolve())})
         except ValueError as error:
             raise ConfigError(f"--data: {error}") from None
-
-
-def _check_policy(path: Path, data: Sequence[Path]) -> None:
-    """The policy is good, and the clients' own examples are what it says."""
-    for own in map(str, data):
-        check_own_data(read_policy(path, own), own)
-    read_policy(path)
 
 
 class _MetricsTail:

@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from blackthorn.attacks import get
 from blackthorn.attacks.collusion import CollusionServer, Rendezvous
@@ -10,7 +11,7 @@ from blackthorn.attacks.collusion.client import ADDRESS_VARIABLE, SECONDS_VARIAB
 from blackthorn.attacks.flwr_clientapp import ATTACK_VARIABLE
 from blackthorn.attacks.rogue.__main__ import check_behaviours
 from blackthorn.launch.federation.deployment import DeploymentError, Node
-from blackthorn.launch.federation.members import OWN_CLIENTAPP
+from blackthorn.launch.federation.members import OWN_CLIENTAPP, check_safeguards
 from blackthorn.settings.config import ConfigError, RunConfig
 
 BYZANTINE_PROGRAM = "blackthorn.attacks.flwr_clientapp:main"
@@ -53,26 +54,38 @@ def collusion(config: RunConfig, rogue: str) -> Iterator[dict[str, str]]:
         yield {ADDRESS_VARIABLE: server.address, SECONDS_VARIABLE: f"{seconds:g}"}
 
 
+def kept_policies(
+    config: RunConfig, policy: Path, data: Sequence[Path]
+) -> dict[int, dict[str, str]]:
+    """The node config of every honest client that keeps `policy`, with a ledger of its own beside
+    it, which is there from now on. Raises ConfigError where policy, ledgers or data are not good.
+    """
+    path, kept = policy.resolve(), {}
+    for client in range(config.num_clients - config.num_byzantine):
+        ledger = path.with_suffix(f".client-{client}.ledger.json")
+        known = check_safeguards(policy, ledger, data[client].resolve() if data else None)
+        files = {"policy": str(path), "ledger": str(ledger), "data-dir": config.data_dir}
+        kept[client] = {**files, "ledger-id": known}
+    return kept
+
+
 def cluster_nodes(
     config: RunConfig,
     data: Sequence[Path],
     rogue: str,
     accomplices: Mapping[str, str],
-    policy: Path | None = None,
+    policies: Mapping[int, Mapping[str, str]] = MappingProxyType({}),
 ) -> list[Node]:
     """A node a client; the last `num-byzantine` run the Byzantine program or the rogue.
 
-    With a policy every honest client keeps it, and a ledger of its own beside it.
+    `policies`: what `kept_policies` gives, of the clients that keep one.
     """
     honest = config.num_clients - config.num_byzantine
     nodes = []
     for client in range(config.num_clients):
         own = {"data-path": str(data[client].resolve())} if data else {}
-        if client < honest and policy is not None:
-            path = policy.resolve()
-            ledger = path.with_suffix(f".client-{client}.ledger.json")
-            kept = {"policy": str(path), "ledger": str(ledger), "data-dir": config.data_dir}
-            nodes.append(Node(config={**own, **kept}, program=OWN_CLIENTAPP))
+        if client in policies:
+            nodes.append(Node(config={**own, **policies[client]}, program=OWN_CLIENTAPP))
         elif client < honest:
             nodes.append(Node(config=own))
         elif rogue:

@@ -8,9 +8,8 @@ from typing import Annotated
 import typer
 
 from blackthorn.launch.federation.addresses import check_insecure, parse_address
-from blackthorn.launch.federation.members import OWN_CLIENTAPP, ClientSettings
+from blackthorn.launch.federation.members import OWN_CLIENTAPP, ClientSettings, check_safeguards
 from blackthorn.launch.federation.operator_options import IKnow, Insecure, make_folder
-from blackthorn.launch.federation.service import say
 from blackthorn.settings.config import ConfigError
 
 
@@ -116,7 +115,7 @@ def client(
         warm=not standard_client,
     )
     if settings.ledger is not None:
-        known = _check_safeguards(settings.policy, settings.ledger, settings.data)
+        known = check_safeguards(settings.policy, settings.ledger, settings.data)
         settings = replace(settings, ledger_id=known)
     make_folder(settings.logs, "--logs")
     from blackthorn.launch.federation.client_service import take_part
@@ -132,27 +131,6 @@ def _check_examples(data: Path) -> None:
         check_own_examples(data)
     except ValueError as error:
         raise ConfigError(f"--data: {error}") from error
-
-
-def _check_safeguards(policy: Path | None, ledger: Path, data: Path | None) -> str:
-    """Policy and ledger are good, all examples are what the policy says, and the ledger can be
-    written: its id. Raises ConfigError."""
-    from blackthorn.client_app.client_ledger import ClientLedger, LedgerUnusable
-    from blackthorn.client_app.policy import check_own_data, read_policy
-
-    if policy is not None and data is not None:
-        check_own_data(read_policy(policy, str(data)), str(data))
-    elif policy is not None:
-        read_policy(policy)
-    try:
-        kept = ClientLedger(ledger)
-        begins = kept.begins_anew
-        known = kept.change(lambda _: None).ledger
-    except LedgerUnusable as error:
-        raise ConfigError(f"--ledger: {error}") from error
-    if begins is not None:
-        say(begins)
-    return known
 
 
 def _id_of_key(key: Path | None) -> int:

@@ -3,7 +3,10 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from blackthorn.settings.config import ConfigError
+
 from .addresses import Address
+from .service import say
 
 # What runs in place of the server's code on a client with a policy.
 OWN_CLIENTAPP = "blackthorn.client_app.clientapp:main"
@@ -44,3 +47,24 @@ class ClientSettings:
     warm: bool
     # Of the ledger that is there when the client starts.
     ledger_id: str = ""
+
+
+def check_safeguards(policy: Path | None, ledger: Path, data: Path | None) -> str:
+    """Policy and ledger are good, all examples are what the policy says, and the ledger can be
+    written: its id. Raises ConfigError."""
+    from blackthorn.client_app.client_ledger import ClientLedger, LedgerUnusable
+    from blackthorn.client_app.policy import check_own_data, read_policy
+
+    if policy is not None and data is not None:
+        check_own_data(read_policy(policy, str(data)), str(data))
+    elif policy is not None:
+        read_policy(policy)
+    try:
+        kept = ClientLedger(ledger)
+        begins = kept.begins_anew
+        known = kept.change(lambda _: None).ledger
+    except LedgerUnusable as error:
+        raise ConfigError(f"--ledger: {error}") from error
+    if begins is not None:
+        say(begins)
+    return known

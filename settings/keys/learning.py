@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from blackthorn.settings.catalogue import ALGORITHMS, TASKS
-from blackthorn.settings.declaration import KeyGroup, OneOf
+from blackthorn.settings.declaration import PLACE, KeyGroup, OneOf
 
 
 class Learning(KeyGroup):
@@ -47,7 +47,7 @@ class Learning(KeyGroup):
             "(CUDA), else the processor. Batches and noise are drawn on the processor, alike."
         ),
     )
-    data_dir: str = Field(
+    data_dir: Annotated[str, PLACE] = Field(
         "", description="Folder of the data sets; empty: environment variable BLACKTHORN_DATA_DIR."
     )
 

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from blackthorn.settings.declaration import SERVER, KeyGroup
+from blackthorn.settings.declaration import PLACE, SERVER, KeyGroup
 
 # Beyond, epsilon's arithmetic overflows.
 MOST_NOISE = 1e12
@@ -57,7 +57,7 @@ class Privacy(KeyGroup):
     insecure_seeded_noise: bool = Field(
         False, description="Cohorts and noise from the seed, for tests; drops the claim."
     )
-    ledger: Annotated[str, SERVER] = Field(
+    ledger: Annotated[str, SERVER, PLACE] = Field(
         "", description="File of the privacy ledger to continue; empty: ledger.json of the run."
     )
 

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from blackthorn.settings.declaration import SERVER, KeyGroup
+from blackthorn.settings.declaration import PLACE, SERVER, KeyGroup
 
 
 class Running(KeyGroup):
@@ -29,7 +29,7 @@ class Running(KeyGroup):
     tensorboard: Annotated[bool, SERVER] = Field(
         True, description="Write TensorBoard event files into the run folder."
     )
-    mlflow_uri: Annotated[str, SERVER] = Field(
+    mlflow_uri: Annotated[str, SERVER, PLACE] = Field(
         "",
         description="MLflow tracking server to log the run to (http://host:5000, or a database "
         "such as sqlite:////absolute/mlflow.db); needs MLflow. Empty: none.",
@@ -40,12 +40,12 @@ class Running(KeyGroup):
         description="Rounds between states to resume from; -1: after every round, but four times "
         "a second at most; 0: none, no resume.",
     )
-    resume: Annotated[str, SERVER] = Field(
+    resume: Annotated[str, SERVER, PLACE] = Field(
         "",
         description="Run folder of a run whose server died: it goes on there, with the same keys, "
         "after its last state.",
     )
-    output_dir: Annotated[str, SERVER] = Field(
+    output_dir: Annotated[str, SERVER, PLACE] = Field(
         "", description="The run's own folder; empty: a new one under runs/ where the server runs."
     )
     round_timeout: Annotated[float, SERVER] = Field(

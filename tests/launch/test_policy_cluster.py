@@ -9,7 +9,7 @@ from shared_cluster import shared_cluster
 from blackthorn.client_app.client_ledger import ClientLedger
 from blackthorn.launch.commands.recipes import recipe_config
 from blackthorn.launch.federation.app_bundle import COMPONENTS, stage_app
-from blackthorn.launch.federation.byzantine_nodes import cluster_nodes
+from blackthorn.launch.federation.byzantine_nodes import cluster_nodes, kept_policies
 from blackthorn.recording.run_folder import read_metrics
 
 pytestmark = [
@@ -54,7 +54,7 @@ def test_a_client_with_a_policy_runs_its_own_code_and_stops_at_its_limit(
     )
     nodes = [
         cluster_nodes(config, (), "", {})[0],
-        cluster_nodes(config, (), "", {}, policy)[1],
+        cluster_nodes(config, (), "", {}, kept_policies(config, policy, ()))[1],
     ]
     with shared_cluster(nodes, tmp_path / "cluster") as run:
         summary = run(config)
