@@ -24,6 +24,7 @@ from blackthorn.strategies.ledger_file import (
     load,
     read_charge,
     refuse_copy,
+    was_elsewhere,
 )
 from blackthorn.strategies.locked_file import FileInUse, LockedFile
 
@@ -78,6 +79,15 @@ class ClientLedger:
     def begins_anew(self) -> str | None:
         """What to tell where there is no file yet."""
         return begins_anew(self._path)
+
+    @property
+    def moved(self) -> str | None:
+        """What to tell where the file was elsewhere when a reply was last counted. Raises
+        LedgerUnusable as `read` does."""
+        if not self._path.exists():
+            return None
+        self.read()
+        return was_elsewhere(load(self._path), self._path)
 
     def read(self) -> Sent:
         """What has been sent. Raises LedgerUnusable for a file that is no client's ledger, or that

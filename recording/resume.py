@@ -7,11 +7,11 @@ from typing import Any
 
 from blackthorn.recording.line_log import in_use
 from blackthorn.recording.rounds_on_record import rounds_begun
-from blackthorn.recording.run_folder import METRICS, read_summary
+from blackthorn.recording.run_folder import METRICS, read_metrics, read_summary
 from blackthorn.recording.state_files import Saved, read_saved
 from blackthorn.settings.config import ConfigError, RunConfig, place_keys, to_mapping
 from blackthorn.settings.own_code import OWN_CODE_KEYS, is_same_code
-from blackthorn.settings.privacy_checks import is_noised
+from blackthorn.settings.privacy_checks import has_local_claim, is_noised
 
 _NOTE = "resume = "
 
@@ -87,8 +87,36 @@ def _read(config: RunConfig, folder: Path) -> Saved:
             "(state-every = 0, or all are damaged)"
         )
     _check_same(config, saved)
+    if has_local_claim(config):
+        _refuse_copy(config, folder, saved)
     values = {**saved.state.values, "rounds_begun": rounds_begun(folder, saved)}
     return replace(saved, state=replace(saved.state, values=values, counted=True))
+
+
+def _refuse_copy(config: RunConfig, folder: Path, saved: Saved) -> None:
+    """What clients told in the rounds of a run counts once: of two copies that go on, each would
+    say less than was told."""
+    original = Path(saved.place)
+    if not saved.place or not original.exists() or original.samefile(folder):
+        return
+    there, own = read_metrics(original), read_metrics(folder)
+    both = min(len(there), len([line for line in own if line["round"] <= saved.state.server_round]))
+    if both and there[:both] == own[:both]:
+        raise ConfigError(
+            f"resume = {config.resume} is not allowed under a claim of what clients tell: it is a copy of {original}, "
+            "which is still there; resume that one, or remove it if it has not gone on since"
+        )
+
+
+def moved_folder(saved: Saved | None, folder: Path) -> str | None:
+    """What to tell where a run goes on in another folder than it was in, else None: whether that is
+    a copy, and what it was copied from goes on elsewhere, nobody can know."""
+    if saved is None or saved.place in ("", str(folder.resolve())):
+        return None
+    return (
+        f"the run was elsewhere before ({saved.place}); if it goes on there as well, or in another "
+        "copy, its figures do not count what clients tell that"
+    )
 
 
 def with_its_places(config: RunConfig, saved: Saved) -> RunConfig:

@@ -53,6 +53,7 @@ class Standing:
     which a run that is resumed knows it again. `replaced_accountant`: what to tell where the figure
     after these rounds is another accountant's than the configuration's. `spent`: what to tell
     of what the ledger holds before the run's next round: nothing else says it of a run that died.
+    `moved`: what to tell where the ledger was elsewhere before.
     """
 
     rounds_of_run: int
@@ -61,6 +62,7 @@ class Standing:
     ledger: Mapping[str, Any]
     replaced_accountant: str | None = None
     spent: str | None = None
+    moved: str | None = None
 
     def own(self) -> dict[str, Any]:
         """As a private strategy's `own_values`."""
@@ -100,7 +102,8 @@ def check_ledger(
         )
     other = ledger.replaced_accountant(plan.release(), left)
     of_run, of_others = ledger.rounds_of_run, ledger.rounds_of_others
-    return Standing(of_run, of_others, done + left, ledger.mark(), other, _spent(ledger, plan))
+    mark, spent = ledger.mark(), _spent(ledger, plan)
+    return Standing(of_run, of_others, done + left, mark, other, spent, ledger.moved)
 
 
 def _spent(ledger: Ledger, plan: PrivacyPlan) -> str | None:

@@ -35,7 +35,8 @@ class Saved:
     """A run after a round: the strategy's state (round 0: nothing yet), what the run folder
     remembers beside it (arrays, and JSON values), and the configuration it ran with.
 
-    `damaged`: names of the newer files, which could not be used.
+    `damaged`: names of the newer files, which could not be used. `place`: the run folder, when it
+    was written; empty: an earlier version did not say.
     """
 
     state: RunState
@@ -43,11 +44,12 @@ class Saved:
     values: Mapping[str, Any]
     config: Mapping[str, Any]
     damaged: tuple[str, ...] = ()
+    place: str = ""
 
 
 def write_saved(run: Path, saved: Saved) -> None:
     """On disk when this returns; the newest one before it is kept, older ones are not."""
-    content = _encode(saved)
+    content = _encode(replace(saved, place=str(run.resolve())))
     digest = hashlib.blake2b(content, digest_size=16).hexdigest()
     private_folder(run / FOLDER)
     done, begun = saved.state.server_round, saved.state.begun
@@ -115,6 +117,7 @@ def _encode(saved: Saved) -> bytes:
         "run": saved.state.values,
         "folder": saved.values,
         "config": saved.config,
+        "place": saved.place,
     }
     contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
     return bytes(save(contiguous, metadata={_METADATA: json.dumps(about)}))
@@ -131,4 +134,5 @@ def _decode(content: bytes, path: Path) -> Saved:
         for part in ("run/", "folder/")
     )
     state = RunState(about["round"], run, about["run"])
-    return Saved(state, folder, about["folder"], about["config"])
+    place = about.get("place", "")
+    return Saved(state, folder, about["folder"], about["config"], place=place)

@@ -27,6 +27,7 @@ from blackthorn.recording.privacy import (
 )
 from blackthorn.recording.resume import (
     how_it_goes_on,
+    moved_folder,
     note_resumable,
     read_resumed,
     with_its_places,
@@ -55,6 +56,7 @@ from blackthorn.settings.own_code import is_own_code
 from blackthorn.settings.privacy_checks import (
     claims_privacy,
     claims_sample_privacy,
+    has_local_claim,
     is_noised,
 )
 from blackthorn.settings.unused_keys import unused_settings
@@ -99,6 +101,8 @@ class PreparedRun:
         """Those of the notes that the run's summary and report repeat."""
         told = [
             new_ledger(self.config, self.folder),
+            moved_folder(self.saved, self.folder) if has_local_claim(self.config) else None,
+            self.standing and self.standing.moved,
             shortened(self.config, self.saved, self.standing),
             self.standing and self.standing.replaced_accountant,
             check_evaluation(self.config, self.problem.task),

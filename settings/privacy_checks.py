@@ -37,6 +37,13 @@ def has_central_claim(config: Keys) -> bool:
     return claims_privacy(config) and not is_robust(config)
 
 
+def has_local_claim(config: Keys) -> bool:
+    """Whether a figure is claimed of what clients tell the server, which no ledger of the server's
+    adds up."""
+    at_clients = claims_privacy(config) and config.noise_location == "client"
+    return at_clients or claims_sample_privacy(config)
+
+
 def check_privacy(config: Keys) -> None:
     """Raises ValueError, one line: what is wrong or breaks the claim, and what to set instead."""
     _check_dp_sgd(config)

@@ -27,6 +27,7 @@ from .ledger_file import (
     read_charge,
     refuse_copy,
     run_of,
+    was_elsewhere,
     with_round,
 )
 from .locked_file import FileInUse, LockedFile
@@ -53,10 +54,13 @@ class Ledger:
         self._entries: list[Entry] = []
         # None: it has none yet, as a ledger without a file.
         self._id: str | None = None
+        # What to tell where the file was elsewhere when it was last charged.
+        self.moved: str | None = None
         if self._path is not None and self._path.exists():
             content = load(self._path)
             self._entries = _of_this_kind(content, self._path, plan)
             self._id = content.get("id")
+            self.moved = was_elsewhere(content, self._path)
         self._run = secrets.token_hex(8)
         # Charges under that name that are others': only where an earlier version named nobody.
         self._unnamed_before = 0
@@ -197,6 +201,10 @@ class Ledger:
             self._room = (None, 0)
         self._epsilon_rdp = self._quick_epsilon()
         self._write()
+        if self.moved is not None:
+            # Told once: the file has its new place now.
+            logger.warning(self.moved)
+            self.moved = None
 
     def close(self) -> None:
         """Let another run continue the file."""

@@ -57,7 +57,7 @@ def refuse_copy(content: dict[str, Any], path: Path) -> None:
     """Two copies that are both continued would each hold half of what was spent.
 
     Raises ValueError for one of several hard links, and where the file that it was copied from, by
-    the "path" and "id" in its `content`, is still there.
+    the "path" and "id" in its `content`, is still there, or what is there cannot be read.
     """
     names = path.stat().st_nlink
     if names > 1:
@@ -67,19 +67,33 @@ def refuse_copy(content: dict[str, Any], path: Path) -> None:
         )
     original = Path(str(content.get("path", path)))
     try:
-        is_copy = (
-            original != path
-            and load(original).get("id") == content.get("id")
-            and not original.samefile(path)
-        )
-    except ValueError:
-        # It was moved, or comes from another machine.
-        return
+        if not behind_links(original).exists() or original.samefile(path):
+            # The second: it is there under another name of its folder.
+            return
+        is_copy = load(original).get("id") == content.get("id")
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"ledger {path} was {original} before, and nobody knows whether that is continued, "
+            f"too: {error}; put it right, or remove it if it was never charged after the copy"
+        ) from None
     if is_copy:
         raise ValueError(
             f"ledger {path} is a copy of {original}, which is still there: name that one, or "
             "remove it if it was never charged after it was copied"
         )
+
+
+def was_elsewhere(content: dict[str, Any], path: Path) -> str | None:
+    """What to tell of a ledger, no copy by `refuse_copy`, that had another place when it was last
+    charged, else None: whether it was moved, or what it was copied from is continued on another
+    machine, nobody can know."""
+    original = Path(str(content.get("path", path)))
+    if original == path or (original.exists() and original.samefile(path)):
+        return None
+    return (
+        f"ledger {path} was elsewhere before ({original}); if that, or another copy, is continued, "
+        "the figures of both are too small"
+    )
 
 
 def behind_links(path: Path) -> Path:

@@ -61,10 +61,10 @@ def check_safeguards(policy: Path | None, ledger: Path, data: Path | None) -> st
         read_policy(policy)
     try:
         kept = ClientLedger(ledger)
-        begins = kept.begins_anew
+        told = kept.begins_anew or kept.moved
         known = kept.change(lambda _: None).ledger
     except LedgerUnusable as error:
         raise ConfigError(f"--ledger: {error}") from error
-    if begins is not None:
-        say(begins)
+    if told is not None:
+        say(told)
     return known

@@ -180,6 +180,13 @@ def _copy(path: Path) -> None:
     shutil.copy(original, path)
 
 
+def _copy_of_what_cannot_be_read(path: Path) -> None:
+    original = path.with_name("original.json")
+    ClientLedger(original).change(lambda _: None)
+    shutil.copy(original, path)
+    original.write_text("{")
+
+
 def _second_name(path: Path) -> None:
     ClientLedger(path).change(lambda _: None)
     path.with_name("again.json").hardlink_to(path)
@@ -202,6 +209,7 @@ def _second_name(path: Path) -> None:
         (lambda path: path.mkdir(), "is not a file"),
         (lambda path: path.symlink_to(path.with_name("away.json")), "which is not there"),
         (_copy, "is a copy of"),
+        (_copy_of_what_cannot_be_read, "nobody knows whether that is continued"),
         (_second_name, "has 2 names (hard links)"),
     ],
 )
@@ -283,12 +291,18 @@ def test_blackthorn_client_says_where_a_ledger_begins_and_knows_it_again(
     ids = [_node_config(settings)["ledger-id"] for settings in started]
     assert ids == [ClientLedger(ledger).read().ledger] * 2
     ledger.rename(tmp_path / "moved.json")
+    monkeypatch.setattr(sys, "argv", ["blackthorn", *words, "--ledger", "moved.json"])
+    for told in (True, False):
+        assert _exit_code() == 0
+        said = f"ledger {tmp_path / 'moved.json'} was elsewhere before ({ledger})"
+        assert (said in capsys.readouterr().err) == told
+    monkeypatch.setattr(sys, "argv", ["blackthorn", *words, "--ledger", "ledger.json"])
     ledger.symlink_to(tmp_path / "away.json")
     assert _exit_code() == 2
     error = capsys.readouterr().err
     assert f"--ledger: ledger {ledger} cannot be read: {ledger} is a link to" in error
     assert error.count("\n") == 1
-    assert len(started) == 2
+    assert len(started) == 4
     assert not (tmp_path / "away.json").exists()
 
 

@@ -139,6 +139,48 @@ def test_a_copied_run_is_not_resumed_beside_the_first(tmp_path: Path) -> None:
     assert second["rounds_charged"] == ROUNDS + 1 + (ROUNDS - 1)
 
 
+SAMPLE: dict[str, Any] = {
+    "local_dp_sgd": True,
+    "dp_sgd_sample_rate": 0.2,
+    "dp_sgd_noise_multiplier": 1.0,
+    "batch_size": 10,
+    "instruments": False,
+    "num_server_rounds": ROUNDS,
+    "state_every": 1,
+}
+AT_CLIENTS = {**NOISED, "noise_location": "client", "aggregator": "median"}
+
+
+@pytest.mark.parametrize("options", [SAMPLE, AT_CLIENTS], ids=["examples", "at the clients"])
+@pytest.mark.parametrize("original", ["went on", "stands still"])
+def test_a_copied_run_is_not_resumed_beside_the_first_where_no_ledger_counts(
+    tmp_path: Path, options: dict[str, Any], original: str
+) -> None:
+    kill(tmp_path / "one", options, at=2)
+    shutil.copytree(tmp_path / "one", tmp_path / "two")
+    assert not list(tmp_path.rglob("ledger.json"))
+    if original == "went on":
+        resume(tmp_path / "one", options)
+    with pytest.raises(ConfigError, match=r"two is not allowed .*: it is a copy of .*/one, which"):
+        resume(tmp_path / "two", options)
+    # Another run in that place is no original.
+    shutil.rmtree(tmp_path / "one")
+    start(tmp_path / "one", {**options, "seed": 1})
+    (warning,) = [
+        line for line in resume(tmp_path / "two", options)["warnings"] if "before" in line
+    ]
+    assert warning.startswith("the run was elsewhere before (one); if it goes on there as well")
+
+
+def test_a_run_that_was_moved_goes_on_and_says_where_it_was(tmp_path: Path) -> None:
+    for name, options in (("example", SAMPLE), ("client", NOISED)):
+        kill(tmp_path / name, options, at=2)
+        (tmp_path / name).rename(tmp_path / f"{name}-moved")
+        warnings = resume(tmp_path / f"{name}-moved", options)["warnings"]
+        assert [line for line in warnings if "before" in line]
+        assert not [line for line in warnings if str(tmp_path) in line]
+
+
 # What the clients have said to the server.
 
 

@@ -140,6 +140,48 @@ def test_a_copy_is_not_continued_beside_its_original(tmp_path: Path) -> None:
         Ledger(plan(), original)
 
 
+def _damaged(original: Path) -> None:
+    original.write_text("{")
+
+
+def _link_to_nothing(original: Path) -> None:
+    original.unlink()
+    original.symlink_to(original.with_name("not-mounted.json"))
+
+
+def _folder(original: Path) -> None:
+    original.unlink()
+    original.mkdir()
+
+
+@pytest.mark.parametrize("spoil", [_damaged, _link_to_nothing, _folder])
+def test_a_copy_whose_original_is_there_and_cannot_be_read_is_refused(
+    tmp_path: Path, spoil: Callable[[Path], None]
+) -> None:
+    original, copy = tmp_path / "spent.json", tmp_path / "copy.json"
+    charge(original, 2)
+    shutil.copy(original, copy)
+    spoil(original)
+    with pytest.raises(ValueError, match=f"{copy} was {original} before, and nobody knows") as told:
+        Ledger(plan(), copy)
+    assert "\n" not in str(told.value)
+    # Of the original itself it is no question.
+    assert Ledger(plan(), tmp_path / "another.json").moved is None
+
+
+def test_a_ledger_that_was_elsewhere_before_says_so_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    original, moved = tmp_path / "spent.json", tmp_path / "moved.json"
+    charge(original)
+    original.rename(moved)
+    told = Ledger(plan(), moved).moved
+    assert told is not None and f"ledger {moved} was elsewhere before ({original})" in told
+    charge(moved)
+    assert caplog.messages.count(told) == 1
+    assert Ledger(plan(), moved).moved is None
+
+
 def test_another_ledger_in_the_old_place_is_no_original(tmp_path: Path) -> None:
     charge(tmp_path / "a.json", 2)
     (tmp_path / "a.json").rename(tmp_path / "b.json")
