@@ -23,6 +23,7 @@ class Stream(IntEnum):
     LANGEVIN = 3  # FA-LD's noise of a client, with langevin-seed: round, client
     CLIENT_NOISE = 4  # a client's share of the noise, with insecure-seeded-noise: round, client
     DP_SGD = 5  # DP-SGD's batches and noise, with insecure-seeded-noise: round, client
+    OWN_MODEL = 19  # what an own model draws in a client's training, under a claim: round, client
     # The server's: strategies, server_app, recording, reporting.
     PARTICIPATION = 6  # the cohort: round
     SEND_ORDER = 7  # in which order a cohort is asked: round

@@ -6,15 +6,22 @@ from collections.abc import Sequence
 import torch
 from flwr.app import ConfigRecord, Context, Message
 from flwr.clientapp import ClientApp
+from torch import Tensor
 
 from blackthorn.flower_port.programs import answer_with
+from blackthorn.randomness import Stream, generator_of
 from blackthorn.settings.config import RunConfig, make_config
+from blackthorn.settings.own_code import is_own_code
+from blackthorn.settings.privacy_checks import claims_privacy
 from blackthorn.strategies.local_rule import LocalRule, LocalSGD, LocalSteps
 from blackthorn.tasks.evaluation import evaluate
+from blackthorn.tasks.flat_model import FlatModel
+from blackthorn.tasks.shards import Shard
 
 from .configured_rule import asked_start, check_rule
 from .disclosure import disclosing
 from .dp_sgd import sample_epsilon, train_clients_privately
+from .global_generators import global_generators_kept, seed_global_generators
 from .messages import (
     RoundRequest,
     enrolment_refusal,
@@ -28,7 +35,7 @@ from .messages import (
 from .node_data import NodeClient, load_node_client, node_client_id
 from .permitting import permitting
 from .private_update import noised_models, rounds_of
-from .training import client_generator, train_clients, training_device
+from .training import ClientGenerators, train_clients, training_device
 
 _TRAINED = "rounds-trained"
 
@@ -58,6 +65,50 @@ def trained_norms(
     if not config.instruments:
         return [None] * len(params)
     return rule.trained_norms(start, params, local_lr)
+
+
+def train_as_configured(
+    config: RunConfig,
+    model: FlatModel,
+    start: Tensor,
+    shards: Sequence[Shard],
+    rule: LocalRule,
+    requests: Sequence[RoundRequest],
+    keys: Sequence[tuple[int, int, int]],
+) -> tuple[Tensor, Tensor]:
+    """`train_clients`, by the steps of `rule`; a key is a client's seed, round and number.
+
+    Under a central claim a model of one's own, which may draw random numbers or remember in
+    `forward`, is trained for each client apart: one client's being there must move no other's
+    update.
+    """
+    if claims_privacy(config) and is_own_code(config.model):
+        return _train_apart(config, model, start, shards, rule, requests, keys)
+    steps = local_training(config, rule, requests, [client for _, _, client in keys])
+    return train_clients(model, start, shards, steps, ClientGenerators(keys))
+
+
+def _train_apart(
+    config: RunConfig,
+    model: FlatModel,
+    start: Tensor,
+    shards: Sequence[Shard],
+    rule: LocalRule,
+    requests: Sequence[RoundRequest],
+    keys: Sequence[tuple[int, int, int]],
+) -> tuple[Tensor, Tensor]:
+    """Each client with a copy of the module as it was loaded, and global generators of its own."""
+    starts = start.expand(len(shards), start.shape[-1])
+    params, losses = torch.empty_like(starts), start.new_empty(len(shards))
+    for i, (shard, request, key) in enumerate(zip(shards, requests, keys, strict=True)):
+        seed = int(generator_of(Stream.OWN_MODEL, *key).integers(2**32))
+        batches = ClientGenerators([key])
+        steps = local_training(config, rule, [request], [key[2]])
+        with global_generators_kept(model.device):
+            seed_global_generators(seed, model.device)
+            own, losses[i : i + 1] = train_clients(model.copy(), starts[i], [shard], steps, batches)
+            params[i] = own[0]
+    return params, losses
 
 
 def _node(context: Context) -> tuple[RunConfig, NodeClient]:
@@ -96,12 +147,14 @@ def train(message: Message, context: Context) -> Message:
             config, model, start, [client.shard], request.local_lr, [key]
         )
     else:
-        params, losses = train_clients(
+        params, losses = train_as_configured(
+            config,
             model.on(training_device(config.device)),
             start,
             [client.shard],
-            local_training(config, rule, [request], [client.client_id]),
-            [client_generator(*key)],
+            rule,
+            [request],
+            [key],
         )
     noised = noised_models(config, start, params, [request], [client.client_id])
     (arrays,) = trained_arrays(request.arrays, model, noised)

@@ -7,10 +7,8 @@ configuration's, and batches and noise come from the operating system's entropy.
 """
 
 import logging
-import random
 import secrets
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,6 +29,7 @@ from blackthorn.tasks.flat_model import FlatModel
 from blackthorn.tasks.shards import ExampleShard, Shard
 
 from .disclosure import PublicRefusal
+from .global_generators import global_generators_kept, seed_global_generators
 
 logger = logging.getLogger("blackthorn")
 
@@ -129,25 +128,6 @@ def _gradient(model: FlatModel, params: Tensor, example: Examples) -> tuple[Tens
     )
 
 
-@contextmanager
-def _global_generators_kept() -> Iterator[None]:
-    """Afterwards they are as they were, whatever a model has drawn."""
-    ours, numpys = random.getstate(), np.random.get_state()  # noqa: NPY002
-    try:
-        with torch.random.fork_rng(devices=[]):
-            yield
-    finally:
-        random.setstate(ours)
-        np.random.set_state(numpys)  # noqa: NPY002
-
-
-def _seed_global_generators(seed: int) -> None:
-    """What a model of one's own draws from, on the CPU, where DP-SGD computes."""
-    torch.default_generator.manual_seed(seed)  # a hundredth of the time of torch.manual_seed
-    np.random.seed(seed)  # noqa: NPY002
-    random.seed(seed)
-
-
 def _clipped_sum(
     model: FlatModel, params: Tensor, batch: Examples, spec: DPSGD, seed: int
 ) -> tuple[Tensor, float]:
@@ -163,9 +143,9 @@ def _clipped_sum(
     """
     summed = torch.zeros(len(params), dtype=torch.float64)
     total_loss = 0.0
-    with _global_generators_kept():
+    with global_generators_kept():
         for j in range(len(batch)):
-            _seed_global_generators(seed)
+            seed_global_generators(seed)
             try:
                 loss, gradient = _gradient(model, params, batch.select(np.array([j])))
             except Exception as error:

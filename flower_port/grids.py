@@ -213,6 +213,12 @@ def guard_report(grid: Grid) -> dict[str, Any]:
     return report if isinstance(report, dict) else {}
 
 
+def is_grpc(grid: Grid) -> bool:
+    """Whether clients are behind a SuperLink that others reach, too; else they are in this process,
+    or Flower's simulation starts them."""
+    return isinstance(getattr(grid, "_channel", None), grpc.Channel)
+
+
 def is_flower_simulation(grid: Grid) -> bool:
     """Whether Flower's own simulation runs the clients."""
     from flwr.superlink.grid import InMemoryGrid

@@ -21,7 +21,7 @@ import grpc
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from .grids import UNFINISHED, Allowance, ReplyRefused, guard_report, pull_reply
+from .grids import UNFINISHED, Allowance, ReplyRefused, guard_report, is_grpc, pull_reply
 
 LATE = "no reply by the deadline"
 UNSENT = "the message could not be sent"
@@ -124,6 +124,11 @@ class Transport(ABC):
     def node_ids(self, seconds: float) -> set[int]:
         """Who is connected. Raises LinkDown where that is not known within `seconds`."""
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether no program but this run's own, on this machine, can be behind it."""
+        return False
+
     def guard_report(self) -> dict[str, Any]:
         """What the SuperLink's guard says of keys and refusals; empty where there is none."""
         return {}
@@ -214,6 +219,11 @@ class PullingTransport(Transport):
     def node_ids(self, seconds: float) -> set[int]:
         """Who is connected, as the SuperLink knows it."""
         return set(self._call(self.grid.get_node_ids, seconds))
+
+    @property
+    def is_closed(self) -> bool:
+        """False over gRPC: the SuperLink has a port that others reach."""
+        return not is_grpc(self.grid)
 
     def guard_report(self) -> dict[str, Any]:
         """What the guard says, over the grid's own channel."""

@@ -103,8 +103,9 @@ def _refuse_copy(config: RunConfig, folder: Path, saved: Saved) -> None:
     both = min(len(there), len([line for line in own if line["round"] <= saved.state.server_round]))
     if both and there[:both] == own[:both]:
         raise ConfigError(
-            f"resume = {config.resume} is not allowed under a claim of what clients tell: it is a copy of {original}, "
-            "which is still there; resume that one, or remove it if it has not gone on since"
+            f"resume = {config.resume} is not allowed under a claim of what clients tell: it is a "
+            f"copy of {original}, which is still there; resume that one, or remove it if it has "
+            "not gone on since"
         )
 
 

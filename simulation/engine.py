@@ -11,7 +11,7 @@ import torch
 from flwr.app import Error, Message, MessageType
 from torch import Tensor
 
-from blackthorn.client_app.clientapp import local_training, trained_norms
+from blackthorn.client_app.clientapp import train_as_configured, trained_norms
 from blackthorn.client_app.configured_rule import check_rule
 from blackthorn.client_app.disclosure import disclosed
 from blackthorn.client_app.dp_sgd import sample_epsilon, train_clients_privately
@@ -24,7 +24,7 @@ from blackthorn.client_app.messages import (
     trained_arrays,
 )
 from blackthorn.client_app.private_update import noised_models
-from blackthorn.client_app.training import ClientGenerators, train_clients, training_device
+from blackthorn.client_app.training import training_device
 from blackthorn.flower_port.synchronous import SynchronousGrid
 from blackthorn.settings.config import RunConfig
 from blackthorn.simulation.memory import keep_freed_memory, set_imports_aside
@@ -143,7 +143,6 @@ def train_together(
     config, model = grids[0].config, grids[0].problem.model
     cohorts = [grid.cohort(sent) for grid, sent in zip(grids, messages, strict=True)]
     requests = [request for cohort in cohorts for request in cohort.requests]
-    clients = [client for cohort in cohorts for client in cohort.clients]
     rule, local_lr = cohorts[0].rule, requests[0].local_lr
     if len(cohorts) == 1:
         # One vector serves all: a matrix of copies may not fit beside the clients' models.
@@ -155,9 +154,9 @@ def train_together(
     if config.local_dp_sgd:
         params, losses = train_clients_privately(config, model, starts, shards, local_lr, keys)
     else:
-        generators = ClientGenerators(keys)
-        steps = local_training(config, rule, requests, clients)
-        params, losses = train_clients(grids[0].training_model, starts, shards, steps, generators)
+        params, losses = train_as_configured(
+            config, grids[0].training_model, starts, shards, rule, requests, keys
+        )
     norms = iter(trained_norms(config, rule, starts, params, local_lr))
     sizes = [len(cohort.shards) for cohort in cohorts]
     return [

@@ -163,6 +163,11 @@ class ClientRegistry:
         self._take_answers(transport)
         return set(new)
 
+    @property
+    def kept_apart(self) -> bool:
+        """Whether it is known, since `refusals` was asked, that no node sees what another sends."""
+        return self._link.keeps_apart
+
     def refusals(self, transport: Transport) -> list[Refusal]:
         """What the SuperLink has refused since the last call."""
         return self._link.refusals(

@@ -47,6 +47,8 @@ class GuardedLink:
 
     def __init__(self) -> None:
         self._counted: dict[tuple[str, str], int] | None = None
+        # Whether no node learns what another sends: nobody can reach the link, or it has a guard.
+        self.keeps_apart = False
 
     def holders(self, transport: Transport) -> dict[int, KeyHolder]:
         """The keys' holders by their nodes' ids."""
@@ -57,7 +59,9 @@ class GuardedLink:
         """What was refused since the last question; `clients` are the clients by their nodes."""
         first, before = self._counted is None, self._counted or {}
         counted, found = {}, []
-        for entry in transport.guard_report().get("refusals", []):
+        report = transport.guard_report()
+        self.keeps_apart = self.keeps_apart or bool(report) or transport.is_closed
+        for entry in report.get("refusals", []):
             name = entry["key"], entry["kind"]
             counted[name] = entry["count"]
             # A SuperLink that was started again counts from the beginning.

@@ -4,9 +4,10 @@ import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 from .accounting import Charge, Release
+from .release import Link
 
 FORMAT = 1
 # What no run can have had: more rounds or clients, or a rate that no sampler meets.
@@ -135,6 +136,7 @@ def charge_entry(charge: Charge) -> dict[str, Any]:
         "sample_rate": release.sample_rate,
         "drawn": list(release.drawn) if release.drawn else None,
         **({} if release.shares == "unknown" else {"noise_shares": release.shares}),
+        **({} if release.link == "unknown" else {"link": release.link}),
     }
 
 
@@ -147,7 +149,8 @@ def run_of(entry: dict[str, Any]) -> str:
 
 
 def read_charge(entry: dict[str, Any]) -> Charge:
-    """What `charge_entry` wrote, or an earlier version, which did not say who drew the noise.
+    """What `charge_entry` wrote, or an earlier version, which did not say who drew the noise, or
+    what clients see of one another.
 
     Raises KeyError, TypeError or ValueError for anything else.
     """
@@ -158,7 +161,10 @@ def read_charge(entry: dict[str, Any]) -> Charge:
     z, rate = (_number(entry[key], key) for key in ("noise_multiplier", "sample_rate"))
     if rate < _LEAST_RATE:
         raise ValueError(f"sample_rate = {rate}: {_LEAST_RATE:g} or more")
-    release = Release(z, rate, drawn, _shares_of(entry))
+    link = entry.get("link", "unknown")
+    if link not in get_args(Link):
+        raise ValueError(f"link = {link!r:.40}")
+    release = Release(z, rate, drawn, _shares_of(entry), link)
     return release, _positive(entry["rounds"], "rounds")
 
 

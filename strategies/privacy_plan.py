@@ -42,6 +42,9 @@ _SENTENCES = {
 }
 
 
+_APART = "whose SuperLink, if others reach it, has Blackthorn's guard, which keeps them apart"
+
+
 @dataclass(frozen=True)
 class PrivacyPlan:
     """Client-level differential privacy of a run, before it starts.
@@ -223,16 +226,26 @@ class PrivacyPlan:
 
     def sentence(self, charges: Sequence[Charge] = ()) -> str:
         """Who is protected from whom by the figure of the plan, or of all `charges` of its ledger,
-        in words."""
+        in words; without any, with what is assumed of the link between server and clients."""
         known = " and ".join(self._known_to_clients())
-        if not known and not self.covers_clients(charges):
+        links = {release.link for release, _ in charges}
+        if "open" in links:
+            known = "what others sent, which a SuperLink without Blackthorn's guard tells"
+        elif not known and not self.covers_clients(charges):
             known = (
                 "when they were asked, or their shares of the noise, in other runs of the ledger"
             )
             if any(release.shares == "unknown" for release, _ in charges):
                 known += ", of which an earlier version did not note who drew the noise"
+            elif "unknown" in links:
+                known = (
+                    "what others sent in runs of the ledger of which an earlier version did not "
+                    "note whether the SuperLink has Blackthorn's guard"
+                )
         clients = f" and the run's own clients, who know {known}" if known else ""
-        others = "" if known else ", all other clients together included"
+        # A plan alone, or a run that has charged nothing, knows no link.
+        assumed = "" if charges else f" ({_APART})"
+        others = "" if known else f", all other clients together included{assumed}"
         return (
             "client-level differential privacy of the released models, against everybody but the "
             f"server{clients}{others}; {_SENTENCES[self.relation]}"

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -293,7 +294,9 @@ class PrivateAveraging(FederatedStrategy):
     def _charge(self) -> None:
         if not self.has_central_claim:
             return
-        release = self.privacy.release()
+        release = replace(
+            self.privacy.release(), link="apart" if self._registry.kept_apart else "open"
+        )
         if not self.ledger.allows(release):
             raise RunOver("the round would pass max_epsilon and is withheld")
         self.ledger.charge(release)

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
+Link = Literal["apart", "open", "unknown"]
+
 # Beyond, epsilon's arithmetic overflows.
 LARGEST_MULTIPLIER = 1e12
 
@@ -16,7 +18,9 @@ class Release:
     clients were drawn without replacement (neighbours: one client replaced by another). With
     q = 1 and nothing drawn there is no amplification by sampling. `shares` = s: the noise is of s
     shares that clients drew, each of whom knows its own; None: they drew none; "unknown": an
-    earlier version left it out of its ledger, and they may have.
+    earlier version left it out of its ledger, and they may have. `link`: whether what stands
+    between server and clients keeps from each what another sends ("apart"), or does not ("open": a
+    SuperLink without Blackthorn's guard); "unknown": an earlier version did not ask.
 
     Raises ValueError for values out of range.
     """
@@ -25,11 +29,14 @@ class Release:
     sample_rate: float = 1.0
     drawn: tuple[int, int] | None = None
     shares: int | Literal["unknown"] | None = None
+    link: Link = "apart"
 
     @property
     def covers_clients(self) -> bool:
         """Whether the clients beside the one know no more than everybody: not their shares of the
-        noise, nor who of a cohort of fixed size is missing among them."""
+        noise, nor who of a cohort of fixed size is missing among them, nor what another sent."""
+        if self.link != "apart":
+            return False
         return self.shares is None and (self.drawn is None or self.drawn[0] == self.drawn[1])
 
     def __post_init__(self) -> None:

@@ -110,7 +110,7 @@ def _done_again(folder: Path, patch: pytest.MonkeyPatch) -> None:
         ),
         (dp_sgd, [("clip(gradient.double(), spec.clip_norm)", "gradient.double()")], _step),
         (dp_sgd, [(".nan_to_num_(nan=0.0)", "")], _not_finite),
-        (dp_sgd, [("            _seed_global_generators(seed)\n", "")], _drawing("dropout")),
+        (dp_sgd, [("            seed_global_generators(seed)\n", "")], _drawing("dropout")),
         (dp_sgd, [("model.forgetting()", "model")], _drawing("a buffer")),
         (dp_sgd, [("deviation = spec.noise", "deviation = 0.9 * spec.noise")], _noise),
         (
