@@ -13,6 +13,7 @@ from blackthorn.client_app.clientapp import app
 from blackthorn.server_app.build import build_strategy
 from blackthorn.settings.config import RunConfig, make_config, to_mapping
 from blackthorn.simulation.engine import EngineGrid
+from blackthorn.strategies import RoundContext
 from blackthorn.tasks.problem import load_problem
 
 CLIENTS = 4
@@ -74,7 +75,8 @@ def replies(grid: EngineGrid, config: RunConfig, who: list[int]) -> list[tuple[i
 
 
 def order(grid: EngineGrid, config: RunConfig, client: int, node: int) -> Message:
-    rule = build_strategy(config).local_rule(0.5).record()
+    context = RoundContext(2, 0.5, torch.zeros(1))
+    rule = build_strategy(config).local_rule(context).record()
     about = ConfigRecord({"server-round": 2, "local-lr": 0.5, "client-id": client})
     arrays = ArrayRecord(grid.problem.state())
     content = RecordDict({"arrays": arrays, "config": about, "rule": rule})

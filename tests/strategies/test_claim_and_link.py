@@ -15,7 +15,7 @@ from memory_grid import MemoryGrid, initial_model, quadratic_app, runs
 from blackthorn.flower_port.guard import service
 from blackthorn.flower_port.guard.checks import Sizes
 from blackthorn.flower_port.guard.records import Records
-from blackthorn.launch.processes.ports import LOOPBACK
+from blackthorn.launch.federation.addresses import LOOPBACK
 from blackthorn.strategies import ClipNorm, DPFedAvg, PrivacyPlan
 from blackthorn.strategies.ledger import Ledger
 
