@@ -76,7 +76,7 @@ def replies(grid: EngineGrid, config: RunConfig, who: list[int]) -> list[tuple[i
 
 def order(grid: EngineGrid, config: RunConfig, client: int, node: int) -> Message:
     context = RoundContext(2, 0.5, torch.zeros(1))
-    rule = build_strategy(config).local_rule(context).record()
+    rule = build_strategy(config).local_rule(context).sent.record()
     about = ConfigRecord({"server-round": 2, "local-lr": 0.5, "client-id": client})
     arrays = ArrayRecord(grid.problem.state())
     content = RecordDict({"arrays": arrays, "config": about, "rule": rule})
