@@ -53,6 +53,10 @@ class MemoryGrid(Grid, Transport):
     def node_ids(self, seconds: float) -> set[int]:
         return self._pulled.node_ids(seconds)
 
+    @property
+    def is_closed(self) -> bool:
+        return self._pulled.is_closed
+
     def guard_report(self) -> dict[str, Any]:
         return self._pulled.guard_report()
 
