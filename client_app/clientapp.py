@@ -78,11 +78,12 @@ def train_as_configured(
 ) -> tuple[Tensor, Tensor]:
     """`train_clients`, by the steps of `rule`; a key is a client's seed, round and number.
 
-    Under a central claim a model of one's own, which may draw random numbers or remember in
+    Under a central claim a model of one's own, or of a task of one's own, which may draw random numbers or remember in
     `forward`, is trained for each client apart: one client's being there must move no other's
     update.
     """
-    if claims_privacy(config) and is_own_code(config.model):
+    own = is_own_code(config.model) or is_own_code(config.task)
+    if own and claims_privacy(config):
         return _train_apart(config, model, start, shards, rule, requests, keys)
     steps = local_training(config, rule, requests, [client for _, _, client in keys])
     return train_clients(model, start, shards, steps, ClientGenerators(keys))
