@@ -78,9 +78,9 @@ def train_as_configured(
 ) -> tuple[Tensor, Tensor]:
     """`train_clients`, by the steps of `rule`; a key is a client's seed, round and number.
 
-    Under a central claim a model of one's own, or of a task of one's own, which may draw random numbers or remember in
-    `forward`, is trained for each client apart: one client's being there must move no other's
-    update.
+    Under a central claim a model of one's own, or of a task of one's own, which may draw random
+    numbers or remember in `forward`, is trained for each client apart: one client's being there
+    must move no other's update.
     """
     own = is_own_code(config.model) or is_own_code(config.task)
     if own and claims_privacy(config):
