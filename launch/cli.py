@@ -376,7 +376,7 @@ def main() -> None:
         from blackthorn.recording.failure_reason import RunFailed
         from blackthorn.strategies import NotEnoughClients
         from blackthorn.strategies.ledger import LedgerInUse
-        from blackthorn.strategies.quorum import NotEnoughReplies
+        from blackthorn.strategies.run_state import NotEnoughReplies
 
         known = (
             RunFailed

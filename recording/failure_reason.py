@@ -14,7 +14,7 @@ from blackthorn.settings.config import ConfigError, RunConfig
 from blackthorn.settings.privacy_checks import claims_privacy
 from blackthorn.strategies import NotEnoughClients
 from blackthorn.strategies.ledger import LedgerInUse
-from blackthorn.strategies.quorum import NotEnoughReplies
+from blackthorn.strategies.run_state import NotEnoughReplies
 
 # An absolute path, and the name at its end. (What is behind a bracket is a quotient.)
 _PATH = re.compile(r"(?<![\w/.:<)])/(?:[^\s/:;,'\"()<>]+/)*([^\s/:;,'\"()<>]+)")

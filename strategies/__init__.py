@@ -36,6 +36,7 @@ from .dp_fedavg import DPFedAvg, DPNormFedAvg
 from .enrolment import NotEnoughClients
 from .fed_langevin import FedLangevin, Langevin, LangevinRate
 from .gfedavg import GFedAvg
+from .global_model import ServerStep
 from .learning_rate import LocalRate
 from .ledger import Ledger
 from .local_rule import LocalRule
@@ -51,7 +52,6 @@ from .rage_local_sgd import Rage
 from .reports import Rejection, RoundReport
 from .rounds import RoundContext
 from .schedules import ClippingSchedule, fat_clipping_schedule
-from .server_step import ServerStep
 from .shared_noise import shared_noise
 from .tail_index import tail_index
 

@@ -3,63 +3,42 @@
     participation -> broadcast -> local training -> screening -> bounding -> aggregation
     -> server step -> evaluation -> observers
 
-A system is a subclass that sets the aggregator or overrides hooks (`rounds.py: RoundHooks`), and
-nothing of the flow.
+`start` below is the flow; a round's own steps, and the hooks by which a system changes them, are in
+`rounds.py`. A system is a subclass that sets the aggregator or overrides hooks, and nothing else.
 """
 
 import logging
-import math
-import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal, TypedDict, cast
+from typing import Any, Literal, TypedDict
 
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from blackthorn.flower_port.synchronous import attribute_replies
-from blackthorn.flower_port.transports import Delivery, Enough, Transport, transport_of
+from blackthorn.flower_port.transports import Transport, transport_of
 from blackthorn.settings.config import RunConfig
-from blackthorn.wire import (
-    ARRAYS,
-    CLIENT_ID,
-    CONFIG,
-    LOCAL_LR,
-    NONCE,
-    ROUNDS_BEGUN,
-    RULE,
-    SAMPLE_EPSILON,
-    SERVER_ROUND,
-    UPDATE_NORM,
-)
+from blackthorn.wire import LOCAL_LR, ROUNDS_BEGUN
 
+from . import rounds
 from .aggregators import Aggregator, weighted_mean
-from .attestation import Attestation
 from .enrolment import ClientRegistry
-from .federated_evaluation import average_metrics
-from .global_model import GlobalModel
-from .inbox import Screened, screen_inbox
+from .evaluation import EvaluateFn, Evaluation
+from .global_model import GlobalModel, ServerStep
 from .learning_rate import LocalRate
+from .messages import Asked
 from .output_iterate import IterateKeeper, OutputIterate
-from .participation import (
-    FullParticipation,
-    Participation,
-    send_order,
-)
-from .quorum import QuorumWatch
+from .participation import FullParticipation, Participation
 from .reports import RoundReport
-from .rounds import RoundContext, RoundHooks, RunOver
-from .run_state import RunState
-from .screening import WHO_ATTESTS, Contribution
-from .server_step import ServerStep
+from .rounds import LossLog, RoundContext, RoundHooks
+from .run_state import QuorumWatch, RunState
+from .screening import Screened
 
 logger = logging.getLogger("blackthorn")
 
 Observer = Callable[[RoundReport], None]
-EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 
 
 class StrategyOptions(TypedDict, total=False):
@@ -106,29 +85,6 @@ class StrategyOptions(TypedDict, total=False):
     observers: Sequence[Observer]
 
 
-@dataclass(frozen=True)
-class _Broadcast:
-    """The messages of a round and the clients they go to, in the same order; `attested` is
-    what a reply has to hold, None where any client may answer."""
-
-    server_round: int
-    clients: list[int]
-    messages: list[Message]
-    began: float
-    # On the monotonic clock, when the time for the replies began to run.
-    since: float
-    attested: Attestation | None = None
-    context: RoundContext | None = None
-
-    def left(self, timeout: float) -> float:
-        """What is left of `timeout` seconds."""
-        return max(0.0, self.since + timeout - time.monotonic())
-
-    def sort(self, replies: Iterable[Message]) -> list[Delivery]:
-        """One Delivery a client, for replies that Flower collected itself."""
-        return attribute_replies(replies, self.messages, self.clients)
-
-
 class FederatedStrategy(RoundHooks, Strategy):
     """Base of all systems: averages screened updates; no reply can raise out of a round."""
 
@@ -151,7 +107,10 @@ class FederatedStrategy(RoundHooks, Strategy):
         seed: int = 0,
         observers: Sequence[Observer] = (),
     ) -> None:
-        _check_options(weighting, identity, evaluate_every)
+        if weighting not in ("uniform", "num-examples"):
+            raise ValueError(f"weighting = {weighting!r} is not allowed: uniform or num-examples")
+        if evaluate_every < 1:
+            raise ValueError(f"evaluate_every = {evaluate_every} is not allowed: at least 1")
         super().__init__(aggregator, participation or FullParticipation(), seed)
         self.quorum = max(1, min_replies)
         self._rate = local_rate if isinstance(local_rate, LocalRate) else LocalRate(local_rate)
@@ -167,10 +126,11 @@ class FederatedStrategy(RoundHooks, Strategy):
         self._observers = list(observers)
         self._registry = ClientRegistry(identity, num_clients)
         self._local_lr = self._rate.initial
-        self._accuracy: float | None = None
+        self._evaluation = Evaluation(self._registry, start_timeout)
         self._model: GlobalModel | None = None
         self._iterates = IterateKeeper(self._output, 1, seed)
-        self._round = 0
+        # The last round on record, and the last one that clients were asked for.
+        self._round = self._asked_round = 0
         # How often clients were asked to train: in a resumed run more often than there are rounds.
         self.rounds_begun = 0
         # False: earlier processes may have asked clients for more.
@@ -179,10 +139,10 @@ class FederatedStrategy(RoundHooks, Strategy):
         # Whether `state` is whole: not from a round's first change of the model or of what
         # accounts for it until the observers have seen the round.
         self.between_rounds = False
-        self._broadcast = _Broadcast(0, [], [], 0.0, 0.0)
-        self._evaluation = _Broadcast(0, [], [], 0.0, 0.0)
-        self._closed: _Broadcast | None = None
-        self._told_of_silence = False
+        self._loss_log = LossLog()
+        # What Flower's own loop has configured and not aggregated yet; `start` needs neither.
+        self._configured: tuple[RoundContext, Asked] | None = None
+        self._configured_evaluation: Asked | None = None
 
     @classmethod
     def build(cls, config: RunConfig, options: StrategyOptions) -> "FederatedStrategy":
@@ -217,22 +177,26 @@ class FederatedStrategy(RoundHooks, Strategy):
         result = Result()
         transport = transport_of(grid)
         num_rounds = self._begin(transport, initial_arrays, num_rounds, from_state)
+        model = self._require_model()
         if from_state is None:
-            metrics = self._evaluate_initial(result, initial_arrays, evaluate_fn)
+            metrics = self._evaluate_initial(initial_arrays, result, evaluate_fn)
             self._iterates.see(0, initial_arrays, metrics)
         self.between_rounds = True
         for server_round in range(self._round + 1, num_rounds + 1):
-            self._send_round(server_round, train_config, transport, timeout)
-            inbox = self._collect(transport, timeout)
+            context, asked = self._plan_and_write(server_round, train_config, transport, timeout)
+            screening, enough = rounds.screening_of(context, model), self._enough_replies
+            screened = rounds.collect(transport, asked, screening, timeout, enough, self._seed)
             self.between_rounds = False
-            report = self._close_round(inbox)
+            report = self._close_round(context, asked, screened)
             result.train_metrics_clientapp[server_round] = report.metric_record()
             if server_round % self._evaluate_every == 0 or server_round == num_rounds:
-                self._evaluate(report, result, transport, timeout, evaluate_config, evaluate_fn)
-            self._local_lr = self._rate.after_round(
-                self._local_lr, self._note_accuracy(report.metrics)
-            )
-            self._iterates.see(server_round, self._require_model().arrays(), report.metrics)
+                arrays, config = model.arrays(), evaluate_config
+                self._evaluation.of_round(
+                    report, result, arrays, evaluate_fn, transport, config, timeout
+                )
+            gained = self._evaluation.gained(report.metrics)
+            self._local_lr = self._rate.after_round(self._local_lr, gained)
+            self._iterates.see(server_round, model.arrays(), report.metrics)
             self._round = server_round
             report.refusals = self._registry.refusals(transport)
             # Before the observers, who may write down the state.
@@ -253,13 +217,13 @@ class FederatedStrategy(RoundHooks, Strategy):
         """
         model, iterates = self._require_model(), self._iterates
         # The round that clients are being asked for is not on record: who goes on counts it.
-        under_way = self._broadcast.server_round > self._round
+        under_way = self._asked_round > self._round
         arrays = model.moving_parts()
         if iterates.server_round != self._round:
             arrays["output"] = model.vector(iterates.arrays).numpy()
         values = {
             "local_lr": self._local_lr,
-            "accuracy": self._accuracy,
+            "accuracy": self._evaluation.accuracy,
             "rounds_begun": self.rounds_begun - under_way,
             "below_quorum": self._quorum_watch.in_a_row,
             "clients": self._registry.values(),
@@ -270,15 +234,10 @@ class FederatedStrategy(RoundHooks, Strategy):
 
     def summary(self) -> None:
         """Log which strategy runs, and with what."""
-        logger.info(
-            "%s: %s, local rate %g, server rate %g, momentum %g, %s weights",
-            type(self).__name__,
-            self._participation,
-            self._rate.initial,
-            self._step.server_lr,
-            self._step.momentum,
-            self._weighting,
-        )
+        name, step = type(self).__name__, self._step
+        rates = (self._rate.initial, step.server_lr, step.momentum)
+        form = "%s: %s, local rate %g, server rate %g, momentum %g, %s weights"
+        logger.info(form, name, self._participation, *rates, self._weighting)
 
     # The same flow, step by step, for whoever drives a Flower Strategy in a loop of their own.
 
@@ -291,62 +250,74 @@ class FederatedStrategy(RoundHooks, Strategy):
             self._model = GlobalModel.of(arrays)
         if len(self._registry) == 0:
             self._enrol_all(transport)
-        self._send_round(server_round, config, transport, None)
-        return self._broadcast.messages
+        self._configured = self._plan_and_write(server_round, config, transport, None)
+        return self._configured[1].messages
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Screen, bound, combine, step; the global model stays as it was in a skipped round."""
-        self._require_model()
-        if self._broadcast is self._closed:
+        """Screen, bound, combine, step; the global model stays as it was in a skipped round.
+
+        Raises RuntimeError where nobody was asked for the round, or it has been released before.
+        """
+        model = self._require_model()
+        if self._configured is None:
             raise RuntimeError(
                 f"round {server_round} has been released, and is not released again with the same "
                 "cohort and noise: call configure_train for a new one"
             )
-        report = self._close_round(self._broadcast.sort(replies))
+        (context, asked), self._configured = self._configured, None
+        deliveries = attribute_replies(replies, asked.messages, asked.clients)
+        screened = rounds.screening_of(context, model).result(deliveries)
+        report = self._close_round(context, asked, screened)
         self._local_lr = self._rate.after_round(self._local_lr, None)
         self._publish(report)
-        return self._require_model().arrays(), report.metric_record()
+        return model.arrays(), report.metric_record()
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Messages that ask every connected client to evaluate the model."""
-        self._send_evaluation(server_round, arrays, config, transport_of(grid), None)
-        return self._evaluation.messages
+        asked = self._configured_evaluation = self._evaluation.ask(
+            server_round, arrays, config, transport_of(grid), None, self.confidential
+        )
+        return asked.messages
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
         """Mean of the clients' sane metrics, weighted by their (capped) example counts."""
         del server_round
-        return average_metrics(self._evaluation.sort(replies), self._capped)
+        asked = self._configured_evaluation
+        if asked is None:
+            return None
+        return self._evaluation.average(attribute_replies(replies, asked.messages, asked.clients))
 
-    # The steps of a round.
+    # A run's beginning.
 
     def _begin(
         self, transport: Transport, initial: ArrayRecord, num_rounds: int, state: RunState | None
     ) -> int:
         """Set up the run, or where it stood, and wait for the clients; its rounds' number."""
         self._model = GlobalModel.of(initial)
-        self._local_lr, self._accuracy = self._rate.initial, None
-        self._round = 0 if state is None else state.server_round
+        self._local_lr, self._evaluation.accuracy = self._rate.initial, None
+        self._round = self._asked_round = 0 if state is None else state.server_round
         num_rounds = self.rounds_allowed(num_rounds, self._round, self._model.current)
         self._iterates = IterateKeeper(self._output, num_rounds, self._seed)
         if state is not None:
-            self._restore(state)
+            self._restore(state, self._model)
         if self._round < num_rounds:
             self._enrol_all(transport)
         if state is not None:
             self.restore_own(state.values["own"])
         return num_rounds
 
-    def _restore(self, state: RunState) -> None:
-        model, arrays = self._require_model(), dict(state.arrays)
+    def _restore(self, state: RunState, model: GlobalModel) -> None:
+        arrays = dict(state.arrays)
         output = arrays.pop("output", None)
         model.restore(arrays)
-        self._local_lr, self._accuracy = state.values["local_lr"], state.values["accuracy"]
+        self._local_lr = state.values["local_lr"]
+        self._evaluation.accuracy = state.values["accuracy"]
         self.rounds_begun, self.knows_rounds_begun = state.begun, state.counted
         self._quorum_watch.in_a_row = state.values["below_quorum"]
         self._registry.restore(state.values["clients"])
@@ -364,259 +335,56 @@ class FederatedStrategy(RoundHooks, Strategy):
         self._registry.refusals(transport)
         self.on_enrolment([self._registry[client] for client in self._registry.clients()])
 
-    def _send_round(
+    # A round's beginning and end.
+
+    def _plan_and_write(
         self,
         server_round: int,
-        config: ConfigRecord | None,
+        config: Mapping[str, Any] | None,
         transport: Transport,
         timeout: float | None,
-    ) -> None:
-        """Participation and broadcast: fill `self._broadcast`."""
+    ) -> tuple[RoundContext, Asked]:
+        """Participation and broadcast: the round's plan, and its messages, which nobody has yet."""
         began = time.monotonic()
         patience = min(self._start_timeout, timeout or self._start_timeout)
         least = self._least()
         since = self._registry.wait_for_any(
             transport, least, patience, patience if least is None else self._start_timeout
         )
-        model = self._require_model()
-        context = RoundContext(server_round, self._local_lr, model.current)
-        cohort = self.draw_cohort(self._registry.clients(), context)
-        context = replace(context, cohort=cohort)
+        model, clients = self._require_model(), self._registry.clients()
+        context = rounds.plan_round(self, server_round, self._local_lr, model.current, clients)
         self.rounds_begun += 1
-        shared = {**(config or {}), LOCAL_LR: self._local_lr, ROUNDS_BEGUN: self.rounds_begun}
-        content = _round_content(model.arrays(), shared, server_round)
-        rule = self.local_rule(context)
-        attested = Attestation(rule.sent, server_round) if self.needs_attestation else None
-        context = replace(context, rule=rule, attested=attested)
-        content[RULE] = rule.sent.record()
-        messages = [
-            self._message(client, content, cohort.told.get(client, {}), MessageType.TRAIN, timeout)
-            for client in cohort.clients
-        ]
-        for message in messages:
-            # When each was written, one after the other, would tell how many lie in between.
-            message.metadata.created_at = messages[0].metadata.created_at
-        self._broadcast = _Broadcast(
-            server_round, cohort.clients, messages, began, since, attested, context
-        )
+        told = {**(config or {}), LOCAL_LR: self._local_lr, ROUNDS_BEGUN: self.rounds_begun}
+        messages = rounds.train_messages(context, model.arrays(), told, self._registry, timeout)
+        self._asked_round = server_round
+        return context, Asked(server_round, context.cohort.clients, messages, began, since)
 
-    def _send_evaluation(
-        self,
-        server_round: int,
-        arrays: ArrayRecord,
-        config: ConfigRecord | None,
-        transport: Transport,
-        timeout: float | None,
-    ) -> None:
-        """Messages to every connected client: fill `self._evaluation`."""
-        began = time.monotonic()
-        self._registry.refresh(transport, min(self._start_timeout, timeout or self._start_timeout))
-        # What clients measure on their own examples is theirs: nobody asks for it under a claim.
-        clients = [] if self.confidential else self._registry.online()
-        content = _round_content(arrays, config or {}, server_round)
-        messages = [
-            self._message(client, content, {}, MessageType.EVALUATE, timeout) for client in clients
-        ]
-        self._evaluation = _Broadcast(server_round, clients, messages, began, began)
-
-    def _message(
-        self, client: int, content: RecordDict, own: Mapping[str, Any], kind: str, ttl: float | None
-    ) -> Message:
-        # Copies: Flower checks every entry that is set, which is most of the work of a message.
-        content = content.copy()
-        config = cast(ConfigRecord, content[CONFIG]).copy()
-        for name, value in own.items():
-            config[name] = value
-        config[CLIENT_ID] = client
-        # On its way a record is known by its digest: nobody may guess that of another's.
-        config[NONCE] = secrets.token_hex(16)
-        content[CONFIG] = config
-        node, group = self._registry[client].node_id, str(config[SERVER_ROUND])
-        # A straggler must not spend its time on a round that is over: hence the time to live.
-        return Message(content, node, kind, ttl=ttl, group_id=group)
-
-    def _collect(self, transport: Transport, timeout: float) -> list[Delivery]:
-        """The replies to the broadcast; no more than are enough."""
-        timeout = self._broadcast.left(timeout)
-        sent, model, local_lr = self._broadcast, self._require_model(), self._local_lr
-        if self._enough_replies is None:
-            return transport.exchange(sent.messages, sent.clients, timeout)
-        # Clients that answer at the same time must not be preferred by their ids.
-        order = send_order(self._seed, sent.server_round, len(sent.clients))
-        found = transport.exchange(
-            [sent.messages[i] for i in order],
-            [sent.clients[i] for i in order],
-            timeout,
-            Enough(
-                self._enough_replies,
-                # A reply that will not count must not end the round for those that would.
-                lambda delivery: bool(
-                    screen_inbox([delivery], model, local_lr, sent.attested).contributions
-                ),
-            ),
-        )
-        return sorted(found, key=lambda delivery: delivery.client)
-
-    def _close_round(self, inbox: list[Delivery]) -> RoundReport:
-        """Screening, bounding, aggregation and server step of the round that was broadcast."""
-        self._closed = self._broadcast
+    def _close_round(self, context: RoundContext, asked: Asked, screened: Screened) -> RoundReport:
+        """Bounding, aggregation and server step of the round whose replies have been screened."""
+        training = time.monotonic() - asked.began - screened.seconds
+        claimed = {c: own.num_examples for c, own in screened.contributions.items()}
+        counted = self._weighting == "num-examples"
+        examples = {c: self._registry.examples(c, claimed[c]) for c in claimed} if counted else None
         model = self._require_model()
-        replied = time.monotonic()
-        surplus = [delivery.client for delivery in inbox if delivery.surplus]
-        inbox = [delivery for delivery in inbox if not delivery.surplus]
-        screened = screen_inbox(inbox, model, self._local_lr, self._broadcast.attested)
-        contributions = screened.contributions
-        report = RoundReport(
-            server_round=self._broadcast.server_round,
-            invited=list(self._broadcast.clients),
-            accepted=list(contributions),
-            rejected=screened.rejected,
-            surplus=surplus,
-            local_lr=self._local_lr,
-            model=model.current,
-            confidential=self.confidential,
-            seconds={"training": replied - self._broadcast.began},
-        )
-        report.seconds["screening"] = time.monotonic() - replied
-        if len(contributions) < self.quorum:
-            report.below_quorum = True
-            report.skipped = f"{len(contributions)} replies, fewer than {self.quorum}"
-        else:
-            self._update_model(model, screened, report)
-        # The observers' own: what they do to it changes nothing.
-        report.model = model.current.clone()
-        self._log_losses(report)
+        report = rounds.close_round(self, context, screened, examples, model, self._step)
+        report.seconds |= {"training": training, "screening": screened.seconds}
+        self._loss_log.note(report, context.attested)
         return report
-
-    def _log_losses(self, report: RoundReport) -> None:
-        """Who was rejected and why; of a confidential round only where DEBUG is asked for."""
-        level = logging.DEBUG if report.confidential else logging.WARNING
-        for lost in report.rejected:
-            told = (report.server_round, lost.client, lost.reason)
-            logger.log(level, "round %d: client %d rejected: %s", *told)
-        if report.skipped:
-            told_of_round = (report.server_round, report.skipped)
-            logger.log(level, "round %d left the model as it was: %s", *told_of_round)
-        if report.confidential and report.invited and not report.accepted:
-            self._tell_of_silence(report)
-
-    def _tell_of_silence(self, report: RoundReport) -> None:
-        """Once in a run that nobody counted in a round, without a name or a client's words."""
-        if self._told_of_silence:
-            return
-        self._told_of_silence = True
-        attested = self._broadcast.attested
-        needed = (
-            f", and none would that does not attest {attested.rule}: {WHO_ATTESTS}"
-            if attested
-            else ""
-        )
-        left = "stays as it was" if report.skipped else "moves by noise alone"
-        logger.warning(
-            "round %d: no reply counts%s. The model %s. This is said once; who was rejected and "
-            "why is logged at level DEBUG, for the operator alone",
-            report.server_round,
-            needed,
-            left,
-        )
-
-    def _update_model(self, model: GlobalModel, screened: Screened, report: RoundReport) -> None:
-        began = time.monotonic()
-        contributions, updates = screened.contributions, screened.updates
-        report.updates = updates
-        report.claimed_norms = _claimed(contributions, UPDATE_NORM)
-        report.sample_epsilons = _claimed(contributions, SAMPLE_EPSILON)
-        context = self._broadcast.context
-        assert context is not None
-        context = replace(context, accepted=tuple(contributions))
-        bound = self.norm_bound(context)
-        report.norm_bound = bound.norm
-        over = bound.exceeded(updates, context.model, context.local_lr)
-        report.over_bound = [c for c, is_over in zip(contributions, over, strict=True) if is_over]
-        try:
-            aggregate = self.combine(updates, self._weights(contributions, context), context)
-            combined = time.monotonic()
-            vector = self.on_aggregate(aggregate.vector, self._local_lr)
-            if vector.shape != aggregate.vector.shape:
-                raise ValueError(f"the server's step has the shape {list(vector.shape)}")
-            model.step(self._step, vector, self._local_lr)
-        except ValueError as error:
-            report.skipped = f"the updates cannot be aggregated: {error}"
-            report.ends_run = isinstance(error, RunOver)
-            report.seconds["aggregation"] = time.monotonic() - began
-            return
-        report.seconds["aggregation"] = combined - began
-        report.seconds["server-step"] = time.monotonic() - combined
-        # With momentum the model may keep the vector itself.
-        kept_by_model = model.velocity is not None
-        report.aggregate = aggregate.vector.clone() if kept_by_model else aggregate.vector
-        report.weights = aggregate.weights
-        report.iterations = aggregate.iterations
-        kept = aggregate.survivors.tolist()
-        report.filtered = [c for c, keep in zip(report.accepted, kept, strict=True) if not keep]
-
-    def _weights(
-        self, contributions: Mapping[int, Contribution], context: RoundContext
-    ) -> torch.Tensor:
-        """Weights [K] of the updates. Declared counts cap what a client claims afterwards."""
-        if self._weighting == "uniform":
-            return context.cohort.weights(contributions)
-        examples = {c: self._capped(c, one.num_examples) for c, one in contributions.items()}
-        return context.cohort.weights(contributions, examples)
-
-    def _capped(self, client: int, claimed: int | None) -> int:
-        declared = self._registry[client].num_examples
-        if claimed is None:
-            return declared or 1
-        return claimed if declared is None else min(claimed, declared)
 
     # Evaluation and observers.
 
     def _evaluate_initial(
-        self, result: Result, arrays: ArrayRecord, evaluate_fn: EvaluateFn | None
+        self, arrays: ArrayRecord, result: Result, evaluate_fn: EvaluateFn | None
     ) -> dict[str, float]:
         """Round 0: the initial model's metrics, where the server can evaluate it."""
         if evaluate_fn is None:
             return {}
         model = self._require_model().current.clone()
         report = RoundReport(0, [], [], [], self._local_lr, model, confidential=self.confidential)
-        report.metrics = _record(result, 0, evaluate_fn(0, arrays))
-        report.evaluated_by = "server" if report.metrics else None
-        self._note_accuracy(report.metrics)
+        self._evaluation.at_the_server(report, result, arrays, evaluate_fn)
+        self._evaluation.gained(report.metrics)
         self._publish(report)
         return report.metrics
-
-    def _evaluate(
-        self,
-        report: RoundReport,
-        result: Result,
-        transport: Transport,
-        timeout: float,
-        config: ConfigRecord | None,
-        evaluate_fn: EvaluateFn | None,
-    ) -> None:
-        began = time.monotonic()
-        server_round = report.server_round
-        arrays = self._require_model().arrays()
-        if evaluate_fn is not None:
-            report.metrics = _record(result, server_round, evaluate_fn(server_round, arrays))
-            report.evaluated_by = "server" if report.metrics else None
-        else:
-            self._send_evaluation(server_round, arrays, config, transport, timeout)
-            asked = self._evaluation
-            inbox = transport.exchange(asked.messages, asked.clients, asked.left(timeout))
-            metrics = average_metrics(inbox, self._capped)
-            if metrics is not None:
-                result.evaluate_metrics_clientapp[server_round] = metrics
-                report.metrics = _scalars(metrics)
-                report.evaluated_by = "clients"
-        report.seconds["evaluation"] = time.monotonic() - began
-
-    def _note_accuracy(self, metrics: dict[str, float]) -> float | None:
-        """Remember this evaluation's accuracy; returns what was gained since the last one."""
-        accuracy = metrics.get("accuracy")
-        before, self._accuracy = self._accuracy, self._accuracy if accuracy is None else accuracy
-        return None if accuracy is None or before is None else accuracy - before
 
     def _publish(self, report: RoundReport) -> None:
         for observer in self._observers:
@@ -626,39 +394,3 @@ class FederatedStrategy(RoundHooks, Strategy):
         if self._model is None:
             raise RuntimeError("the strategy has no model yet: call start or configure_train")
         return self._model
-
-
-def _round_content(arrays: ArrayRecord, config: Mapping[str, Any], server_round: int) -> RecordDict:
-    """What the messages of a round have in common."""
-    shared = ConfigRecord({**config, SERVER_ROUND: server_round})
-    return RecordDict({ARRAYS: arrays, CONFIG: shared})
-
-
-def _check_options(weighting: str, identity: str, evaluate_every: int) -> None:
-    if weighting not in ("uniform", "num-examples"):
-        raise ValueError(f"weighting = {weighting!r} is not allowed: uniform or num-examples")
-    if identity not in ("query", "key", "node"):
-        raise ValueError(f"identity = {identity!r} is not allowed: query, key or node")
-    if evaluate_every < 1:
-        raise ValueError(f"evaluate_every = {evaluate_every} is not allowed: at least 1")
-
-
-def _claimed(contributions: Mapping[int, Contribution], key: str) -> dict[int, float]:
-    """What clients say of themselves under `key`, where it is finite and not negative."""
-    claims = {c: contribution.metrics.get(key) for c, contribution in contributions.items()}
-    return {
-        client: claim
-        for client, claim in claims.items()
-        if claim is not None and 0 <= claim < math.inf
-    }
-
-
-def _record(result: Result, server_round: int, metrics: MetricRecord | None) -> dict[str, float]:
-    if metrics is None:
-        return {}
-    result.evaluate_metrics_serverapp[server_round] = metrics
-    return _scalars(metrics)
-
-
-def _scalars(metrics: MetricRecord) -> dict[str, float]:
-    return {k: float(v) for k, v in metrics.items() if isinstance(v, int | float)}

@@ -64,7 +64,8 @@ class ClientRegistry:
 
     `population`: with "query" and "key", the ids are 0 to population - 1 (None: any). Without
     that limit an attacker with many nodes could enrol as many clients as it likes. `grace`: seconds
-    that a round waits for new nodes that may hold a client that is missing.
+    that a round waits for new nodes that may hold a client that is missing. Raises ValueError for
+    another identity.
     """
 
     def __init__(
@@ -73,6 +74,8 @@ class ClientRegistry:
         population: int | None = None,
         grace: float = 5.0,
     ) -> None:
+        if identity not in ("query", "key", "node"):
+            raise ValueError(f"identity = {identity!r} is not allowed: query, key or node")
         self.grace = grace
         self._identity = identity
         self._population = population
@@ -103,6 +106,13 @@ class ClientRegistry:
     def online(self) -> list[int]:
         """Ids of the clients whose node is connected, ascending."""
         return sorted(c for c, client in self._clients.items() if client.node_id in self._online)
+
+    def examples(self, client_id: int, claimed: int | None) -> int:
+        """A client's number of examples: what it claims now, but no more than it declared first."""
+        declared = self[client_id].num_examples
+        if claimed is None:
+            return declared or 1
+        return claimed if declared is None else min(claimed, declared)
 
     def awaited(self) -> set[int]:
         """Nodes that were asked and have neither answered nor missed their time."""

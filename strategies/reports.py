@@ -7,18 +7,7 @@ import torch
 from flwr.app import MetricRecord
 
 from .guarded_link import Refusal
-
-
-@dataclass(frozen=True)
-class Rejection:
-    """A client of the cohort whose reply did not count, and why.
-
-    `replied`: whether there was a reply of its own at all (`reason` says it in words).
-    """
-
-    client: int
-    reason: str
-    replied: bool = field(default=True, compare=False)
+from .screening import Rejection
 
 
 @dataclass

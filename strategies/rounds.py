@@ -1,26 +1,42 @@
-"""One round: what is known of it at every step, and the hooks by which an algorithm enters it."""
+"""One round: the hooks by which an algorithm enters it, and its way from the cohort to the new w.
 
+    plan_round -> train_messages -> collect, screened -> close_round: bound, combine, server step
+
+Between the steps goes a frozen RoundContext, which each gives to the next one knowing more.
+"""
+
+import logging
 import math
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
+from flwr.app import ArrayRecord, Message, MessageType
 
+from blackthorn.flower_port.transports import Enough, Transport
 from blackthorn.randomness import Stream, generator_of
 from blackthorn.settings.algorithm_options import read_options
 from blackthorn.settings.catalogue import Facts
 from blackthorn.settings.config import RunConfig
 from blackthorn.settings.declaration import KeyGroup
+from blackthorn.wire import SAMPLE_EPSILON, UPDATE_NORM
 
 from .aggregation import Aggregate
 from .aggregators import Aggregator
 from .attestation import Attestation, SentRule
 from .bounding import NormBound
-from .enrolment import Client
+from .enrolment import Client, ClientRegistry
+from .global_model import GlobalModel, ServerStep
 from .local_rule import LocalRule
-from .participation import CohortPlan, Participation
+from .messages import Asked, content_of_round, write_messages
+from .participation import CohortPlan, Participation, send_order
+from .reports import RoundReport
+from .screening import WHO_ATTESTS, Contribution, Screened, Screening
+
+logger = logging.getLogger("blackthorn")
 
 
 @dataclass(frozen=True)
@@ -150,3 +166,185 @@ class RoundHooks:
 
     def _generator(self, stream: Stream, server_round: int) -> np.random.Generator:
         return generator_of(stream, self._seed, server_round)
+
+
+def plan_round(
+    hooks: RoundHooks,
+    server_round: int,
+    local_lr: float,
+    model: torch.Tensor,
+    clients: Sequence[int],
+) -> RoundContext:
+    """Participation: who of the `clients` takes part in the round, and what they are to do."""
+    context = RoundContext(server_round, local_lr, model)
+    context = replace(context, cohort=hooks.draw_cohort(clients, context))
+    rule = hooks.local_rule(context)
+    attested = Attestation(rule.sent, server_round) if hooks.needs_attestation else None
+    return replace(context, rule=rule, attested=attested)
+
+
+def train_messages(
+    context: RoundContext,
+    arrays: ArrayRecord,
+    config: Mapping[str, Any],
+    registry: ClientRegistry,
+    ttl: float | None,
+) -> list[Message]:
+    """Broadcast: one message a client of the cohort, with w_t, the config and the rule."""
+    content = content_of_round(context.server_round, arrays, config, context.rule.sent)
+    cohort = context.cohort
+    return write_messages(MessageType.TRAIN, content, cohort.clients, registry, ttl, cohort.told)
+
+
+def screening_of(context: RoundContext, model: GlobalModel) -> Screening:
+    """What screens the round's replies."""
+    return Screening(context.cohort.clients, model, context.local_lr, context.attested)
+
+
+def collect(
+    transport: Transport,
+    asked: Asked,
+    screening: Screening,
+    timeout: float,
+    enough: int | None,
+    seed: int,
+) -> Screened:
+    """Send a round's messages and screen the replies, no more of them than are `enough`."""
+    messages, clients, seconds = asked.messages, asked.clients, asked.left(timeout)
+    if enough is None:
+        return screening.result(transport.exchange(messages, clients, seconds))
+    # Clients that answer at the same time must not be preferred by their ids.
+    order = send_order(seed, asked.server_round, len(clients))
+    messages, clients = [messages[i] for i in order], [clients[i] for i in order]
+    # A reply that will not count must not end the round for those that would.
+    until = Enough(enough, screening.counts)
+    return screening.result(transport.exchange(messages, clients, seconds, until))
+
+
+def close_round(
+    hooks: RoundHooks,
+    context: RoundContext,
+    screened: Screened,
+    examples: Mapping[int, int] | None,
+    model: GlobalModel,
+    step: ServerStep,
+) -> RoundReport:
+    """Bounding, aggregation and the server step, on `model`; it stays as it was where they fail.
+
+    `examples`: by how many of them an accepted client weighs (None: all alike).
+    """
+    context = replace(context, accepted=tuple(screened.contributions))
+    report = RoundReport(
+        server_round=context.server_round,
+        invited=context.cohort.clients,
+        accepted=list(context.accepted),
+        rejected=screened.rejected,
+        surplus=screened.surplus,
+        local_lr=context.local_lr,
+        model=context.model,
+        confidential=hooks.confidential,
+    )
+    if len(context.accepted) < hooks.quorum:
+        report.below_quorum = True
+        report.skipped = f"{len(context.accepted)} replies, fewer than {hooks.quorum}"
+    else:
+        _measure(hooks, context, screened, report)
+        weights = context.cohort.weights(context.accepted, examples)
+        _update_model(hooks, context, screened.updates, weights, model, step, report)
+    # The observers' own: what they do to it changes nothing.
+    report.model = model.current.clone()
+    return report
+
+
+def _measure(
+    hooks: RoundHooks, context: RoundContext, screened: Screened, report: RoundReport
+) -> None:
+    """What the report tells of the updates as they came."""
+    report.updates = screened.updates
+    report.claimed_norms = _claimed(screened.contributions, UPDATE_NORM)
+    report.sample_epsilons = _claimed(screened.contributions, SAMPLE_EPSILON)
+    bound = hooks.norm_bound(context)
+    report.norm_bound = bound.norm
+    over = bound.exceeded(screened.updates, context.model, context.local_lr).tolist()
+    report.over_bound = [c for c, is_over in zip(context.accepted, over, strict=True) if is_over]
+
+
+def _claimed(contributions: Mapping[int, Contribution], key: str) -> dict[int, float]:
+    """What clients say of themselves under `key`, where it is finite and not negative."""
+    claims = {c: contribution.metrics.get(key) for c, contribution in contributions.items()}
+    return {
+        client: claim
+        for client, claim in claims.items()
+        if claim is not None and 0 <= claim < math.inf
+    }
+
+
+def _update_model(
+    hooks: RoundHooks,
+    context: RoundContext,
+    updates: torch.Tensor,
+    weights: torch.Tensor,
+    model: GlobalModel,
+    step: ServerStep,
+    report: RoundReport,
+) -> None:
+    began = combined = time.monotonic()
+    try:
+        aggregate = hooks.combine(updates, weights, context)
+        combined = time.monotonic()
+        vector = hooks.on_aggregate(aggregate.vector, context.local_lr)
+        if vector.shape != aggregate.vector.shape:
+            raise ValueError(f"the server's step has the shape {list(vector.shape)}")
+        model.step(step, vector, context.local_lr)
+    except ValueError as error:
+        report.skipped = f"the updates cannot be aggregated: {error}"
+        report.ends_run = isinstance(error, RunOver)
+        report.seconds["aggregation"] = time.monotonic() - began
+        return
+    report.seconds["aggregation"] = combined - began
+    report.seconds["server-step"] = time.monotonic() - combined
+    # With momentum the model may keep the vector itself.
+    kept_by_model = model.velocity is not None
+    report.aggregate = aggregate.vector.clone() if kept_by_model else aggregate.vector
+    report.weights = aggregate.weights
+    report.iterations = aggregate.iterations
+    kept = aggregate.survivors.tolist()
+    report.filtered = [c for c, keep in zip(context.accepted, kept, strict=True) if not keep]
+
+
+class LossLog:
+    """Says in the log who was rejected and why; of a confidential round only at level DEBUG."""
+
+    def __init__(self) -> None:
+        self._told_of_silence = False
+
+    def note(self, report: RoundReport, attested: Attestation | None) -> None:
+        """Log a round's losses; `attested` is what its replies had to hold."""
+        level = logging.DEBUG if report.confidential else logging.WARNING
+        for lost in report.rejected:
+            told = (report.server_round, lost.client, lost.reason)
+            logger.log(level, "round %d: client %d rejected: %s", *told)
+        if report.skipped:
+            told_of_round = (report.server_round, report.skipped)
+            logger.log(level, "round %d left the model as it was: %s", *told_of_round)
+        if report.confidential and report.invited and not report.accepted:
+            self._tell_of_silence(report, attested)
+
+    def _tell_of_silence(self, report: RoundReport, attested: Attestation | None) -> None:
+        """Once in a run that nobody counted in a round, without a name or a client's words."""
+        if self._told_of_silence:
+            return
+        self._told_of_silence = True
+        needed = (
+            f", and none would that does not attest {attested.rule}: {WHO_ATTESTS}"
+            if attested
+            else ""
+        )
+        left = "stays as it was" if report.skipped else "moves by noise alone"
+        logger.warning(
+            "round %d: no reply counts%s. The model %s. This is said once; who was rejected and "
+            "why is logged at level DEBUG, for the operator alone",
+            report.server_round,
+            needed,
+            left,
+        )

@@ -5,12 +5,16 @@ A header can lie, so nothing is believed that was not checked on the payload its
 
 import math
 import re
-from dataclasses import dataclass
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 
+from blackthorn.flower_port.grids import NO_REPLY, UNFINISHED
+from blackthorn.flower_port.transports import LATE, UNSENT, Delivery
 from blackthorn.wire import ATTESTED, NUM_EXAMPLES, RULE
 
 from .array_codec import NUMPY, HeldArray, read_header
@@ -42,6 +46,111 @@ class Contribution:
     update: torch.Tensor
     num_examples: int | None
     metrics: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Rejection:
+    """A client of the cohort whose reply did not count, and why.
+
+    `replied`: whether there was a reply of its own at all (`reason` says it in words).
+    """
+
+    client: int
+    reason: str
+    replied: bool = field(default=True, compare=False)
+
+
+@dataclass(frozen=True)
+class Screened:
+    """What a round's replies came to, each by ascending client.
+
+    Contributions by client id, with their updates as the rows of `updates` [K, d]; the rejected
+    with their reasons; and the surplus, for whom nobody waited any more. `seconds` it took.
+    """
+
+    contributions: dict[int, Contribution]
+    updates: torch.Tensor
+    rejected: list[Rejection]
+    surplus: list[int]
+    seconds: float
+
+
+class Screening:
+    """Screens what comes back from a round's `clients`, each once, in whatever order it comes.
+
+    `attested`: the attestation without which a reply does not count. Every update is written once,
+    into its row of one matrix.
+    """
+
+    def __init__(
+        self,
+        clients: Sequence[int],
+        model: GlobalModel,
+        local_lr: float,
+        attested: Attestation | None = None,
+    ) -> None:
+        self._model = model
+        self._local_lr = local_lr
+        self._attested = attested
+        self._places = {client: place for place, client in enumerate(sorted(clients))}
+        # Memory is taken up by the rows that are written to.
+        self._rows = model.current.new_empty(len(self._places), len(model.current))
+        self._found: dict[int, Contribution | Rejection] = {}
+        self._seconds = 0.0
+
+    def counts(self, delivery: Delivery) -> bool:
+        """Screen one delivery; whether it counts."""
+        began = time.monotonic()
+        found = self._found[delivery.client] = self._screen(delivery)
+        self._seconds += time.monotonic() - began
+        return isinstance(found, Contribution)
+
+    def result(self, deliveries: Iterable[Delivery]) -> Screened:
+        """What all `deliveries` came to, one a client; those not seen yet are screened now."""
+        surplus = []
+        for delivery in deliveries:
+            if delivery.surplus:
+                surplus.append(delivery.client)
+            elif delivery.client not in self._found:
+                self.counts(delivery)
+        contributions: dict[int, Contribution] = {}
+        rejected = []
+        for client in sorted(self._found):
+            found = self._found[client]
+            if isinstance(found, Rejection):
+                rejected.append(found)
+                continue
+            # The rows close up to the front: none is overwritten that has not moved yet.
+            row, place = self._rows[len(contributions)], self._places[client]
+            if place != len(contributions):
+                row.copy_(self._rows[place])
+            contributions[client] = replace(found, update=row)
+        return Screened(
+            contributions,
+            self._rows[: len(contributions)],
+            rejected,
+            sorted(surplus),
+            self._seconds,
+        )
+
+    def _screen(self, delivery: Delivery) -> Contribution | Rejection:
+        try:
+            if delivery.message is None:
+                raise RejectedReply(delivery.problem)
+            row = self._rows[self._places[delivery.client]]
+            return screen_reply(delivery.message, self._model, self._local_lr, row, self._attested)
+        except RejectedReply as rejection:
+            return Rejection(delivery.client, one_line(str(rejection)), _replied(delivery))
+        except Exception as error:  # what screening did not think of must not end the round
+            reason = f"the reply cannot be read: {type(error).__name__}: {error}"
+            return Rejection(delivery.client, one_line(reason))
+
+
+def _replied(delivery: Delivery) -> bool:
+    message = delivery.message
+    if message is None:
+        return delivery.problem not in (LATE, UNSENT, UNFINISHED)
+    return not (message.has_error() and message.error.code in NO_REPLY)
 
 
 def screen_reply(

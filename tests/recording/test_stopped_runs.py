@@ -15,13 +15,15 @@ from digits_runs import configuration, model
 from killed_runs import charged, seed_entropy
 from rich.console import Console
 
+from blackthorn.flower_port.transports import Transport
 from blackthorn.launch.commands.simulate import simulate
 from blackthorn.recording import run_states
 from blackthorn.recording.run_folder import read_summary
 from blackthorn.recording.state_files import read_saved
-from blackthorn.strategies.base import FederatedStrategy
+from blackthorn.strategies import rounds
 from blackthorn.strategies.global_model import GlobalModel
 from blackthorn.strategies.ledger import Ledger
+from blackthorn.strategies.messages import Asked
 from blackthorn.strategies.reports import RoundReport
 
 ROUNDS, STOPPED = 5, 4
@@ -48,14 +50,14 @@ def run(folder: Path, **options: Any) -> None:
 
 
 def stop_while_replies_are_awaited(patch: pytest.MonkeyPatch) -> None:
-    collect = FederatedStrategy._collect
+    collect = rounds.collect
 
-    def collect_or_stop(strategy: FederatedStrategy, *arguments: Any) -> Any:
-        if strategy._broadcast.server_round == STOPPED:
+    def collect_or_stop(transport: Transport, asked: Asked, *arguments: Any) -> Any:
+        if asked.server_round == STOPPED:
             raise KeyboardInterrupt
-        return collect(strategy, *arguments)
+        return collect(transport, asked, *arguments)
 
-    patch.setattr(FederatedStrategy, "_collect", collect_or_stop)
+    patch.setattr(rounds, "collect", collect_or_stop)
 
 
 def stop_when_charged(patch: pytest.MonkeyPatch) -> None:

@@ -29,8 +29,8 @@ from blackthorn.settings.config import ConfigError, make_config
 from blackthorn.settings.derived import invited
 from blackthorn.strategies import GFedAvg, Rejection
 from blackthorn.strategies.base import FederatedStrategy, Observer
-from blackthorn.strategies.quorum import NotEnoughReplies
 from blackthorn.strategies.reports import RoundReport
+from blackthorn.strategies.run_state import NotEnoughReplies
 
 LONG = 30.0
 

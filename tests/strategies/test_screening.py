@@ -16,10 +16,11 @@ from blackthorn.flower_port.transports import Delivery
 from blackthorn.strategies.aggregation import rage
 from blackthorn.strategies.array_codec import HeldArray
 from blackthorn.strategies.global_model import GlobalModel
-from blackthorn.strategies.inbox import screen_inbox
 from blackthorn.strategies.screening import (
     MAX_UPDATE,
     RejectedReply,
+    Screened,
+    Screening,
     one_line,
     read_count,
     scalar_metrics,
@@ -131,10 +132,14 @@ def test_the_order_of_the_entries_does_not_matter() -> None:
     assert torch.equal(one.update, other.update)
 
 
+def screened(delivery: Delivery) -> Screened:
+    return Screening([delivery.client], global_model(), LOCAL_LR).result([delivery])
+
+
 def test_an_error_reply() -> None:
     message = Message(Error(2, "no\ndata \x1b[2J here"), reply_to=order())
     assert reason(message).startswith("error 2: no")
-    rejected = screen_inbox([Delivery(4, message)], global_model(), LOCAL_LR).rejected
+    rejected = screened(Delivery(4, message)).rejected
     assert [(r.client, r.reason) for r in rejected] == [(4, "error 2: no data [2J here")]
 
 
@@ -154,9 +159,7 @@ def test_an_error_reply() -> None:
 def test_an_exception_is_shown_as_python_shows_it(error: Exception, shown: str) -> None:
     """Flower's ClientApp sends its class and its text in a form of its own."""
     form = str(type(error)) + ":<'" + str(error) + "'>"
-    rejected = screen_inbox(
-        [Delivery(4, Message(Error(2, form), reply_to=order()))], global_model(), LOCAL_LR
-    ).rejected
+    rejected = screened(Delivery(4, Message(Error(2, form), reply_to=order()))).rejected
     assert rejected[0].reason.startswith(f"error 2: {shown}")
     assert "class" not in rejected[0].reason
     plain = "see <class 'int'>:<'1'> there"
@@ -380,18 +383,31 @@ def test_scalar_metrics_beyond_float64_are_infinite() -> None:
     assert scalar_metrics(RecordDict({"m": MetricRecord({"x": 10**400})})) == {"x": math.inf}
 
 
-def test_an_inbox_keeps_the_good_and_names_the_bad() -> None:
-    inbox = [
+@pytest.mark.parametrize("as_they_come", [False, True])
+def test_of_all_deliveries_the_good_are_kept_by_id_and_the_bad_are_named(
+    as_they_come: bool,
+) -> None:
+    other = honest()
+    other["weight"] = Array(WEIGHT + 1)
+    deliveries = [
         Delivery(5, reply()),
         Delivery(3, None, "no reply by the deadline"),
         Delivery(4, counting(-1)),
-        Delivery(2, reply()),
+        Delivery(7, None, "enough others", surplus=True),
+        Delivery(2, reply(other)),
     ]
-    screened = screen_inbox(inbox, global_model(), LOCAL_LR)
-    assert list(screened.contributions) == [5, 2]
-    expected = screen_reply(reply(), global_model(), LOCAL_LR).update
-    assert torch.equal(screened.updates, torch.stack([expected, expected]))
-    assert [(r.client, r.reason) for r in screened.rejected] == [
+    screening = Screening([2, 3, 4, 5, 7], global_model(), LOCAL_LR)
+    if as_they_come:
+        found = [screening.counts(delivery) for delivery in deliveries if not delivery.surplus]
+        assert found == [True, False, False, True]
+    came = screening.result(deliveries)
+    assert list(came.contributions) == [2, 5]
+    expected = [screen_reply(reply(s), global_model(), LOCAL_LR).update for s in (other, honest())]
+    assert torch.equal(came.updates, torch.stack(expected))
+    for one, update in zip(came.contributions.values(), expected, strict=True):
+        assert torch.equal(one.update, update)
+    assert came.surplus == [7]
+    assert [(r.client, r.reason) for r in came.rejected] == [
         (3, "no reply by the deadline"),
         (4, "num-examples = -1 is not a count from 1 to 10^12"),
     ]
@@ -400,7 +416,7 @@ def test_an_inbox_keeps_the_good_and_names_the_bad() -> None:
 def test_what_screening_did_not_think_of_is_a_rejection_too() -> None:
     odd: Any = reply()
     odd.content["a"]["weight"].stype = 5
-    rejected = screen_inbox([Delivery(1, odd)], global_model(), LOCAL_LR).rejected
+    rejected = screened(Delivery(1, odd)).rejected
     assert rejected[0].client == 1
     assert "cannot be read: TypeError" in rejected[0].reason
 

@@ -7,7 +7,7 @@ import pytest
 from flwr.app import Error, Message, MetricRecord, RecordDict
 
 from blackthorn.flower_port.transports import Delivery
-from blackthorn.strategies.federated_evaluation import average_metrics
+from blackthorn.strategies.evaluation import average_metrics
 
 
 def reported(client: int, **metrics: Any) -> Delivery:
