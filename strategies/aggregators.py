@@ -1,4 +1,4 @@
-"""Aggregation rules as the frame calls them: updates [K, d], weights [K], a generator."""
+"""Aggregation rules as strategies call them: updates [K, d], weights [K], a generator."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -91,7 +91,7 @@ class RobustRule:
     """A rule of `aggregation.RULES` by name, under an assumed number of corrupt clients.
 
     `options` are the rule's own; `mixing` changes the updates before the rule sees them. The
-    frame's weights are ignored: what a client says of itself must not give it influence.
+    round's weights are ignored: what a client says of itself must not give it influence.
     Raises ValueError for a name that is not known.
     """
 

@@ -114,7 +114,7 @@ class MemoryGrid(Grid, Transport):
 
 # Real apps are processes of their own. Here the replies are pulled by threads, and CPython 3.11's
 # parser, which NumPy reads .npy headers with, loses count when two threads use it at once.
-_ONE_APP_AT_A_TIME = threading.Lock()
+ONE_APP_AT_A_TIME = threading.Lock()
 
 
 def silence(message: Message) -> None:
@@ -129,7 +129,7 @@ def runs(app: ClientApp, **node_config: Any) -> Answer:
         node_id = message.metadata.dst_node_id
         context = Context(1, node_id, node_config, state, {})
         try:
-            with _ONE_APP_AT_A_TIME:
+            with ONE_APP_AT_A_TIME:
                 return app(message, context)
         except Exception as error:
             return Message(Error(2, str(error)), reply_to=message)

@@ -259,8 +259,8 @@ def shared_drawn_independently(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def multiplicity_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
-    def wrong(plan: CohortPlan, clients: Any) -> torch.Tensor:
-        del plan
+    def wrong(plan: CohortPlan, clients: Any, examples: Any) -> torch.Tensor:
+        del plan, examples
         return torch.full((len(clients),), 1 / len(clients), dtype=torch.float64)
 
     monkeypatch.setattr(CohortPlan, "weights", wrong)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
-from memory_grid import Answer, MemoryGrid, silence
+from memory_grid import ONE_APP_AT_A_TIME, Answer, MemoryGrid, silence
 
 from blackthorn.client_app.messages import read_round
 from blackthorn.client_app.private_update import noised_models
@@ -79,7 +79,8 @@ def replies(update: Callable[[np.ndarray], np.ndarray], noisy: bool, client: int
 
     def answer(message: Message) -> Message:
         request = read_round(message)
-        w = request.arrays["weight"].numpy().astype(np.float64)
+        with ONE_APP_AT_A_TIME:
+            w = request.arrays["weight"].numpy().astype(np.float64)
         local = torch.from_numpy(w - request.local_lr * update(w))[None]
         if noisy:
             local = noised_models(config, torch.from_numpy(w), local, [request], [client])

@@ -27,7 +27,7 @@ from blackthorn.recording.client_history import STATES, read_history
 from blackthorn.recording.run_counts import Counts, failures_in
 from blackthorn.settings.config import ConfigError, make_config
 from blackthorn.settings.derived import invited
-from blackthorn.strategies import GFedAvg, Rejection
+from blackthorn.strategies import GFedAvg, Rejection, screening
 from blackthorn.strategies.base import FederatedStrategy, Observer
 from blackthorn.strategies.reports import RoundReport
 from blackthorn.strategies.run_state import NotEnoughReplies
@@ -231,3 +231,20 @@ def test_under_a_claim_nothing_may_tell_how_many_took_part() -> None:
 def test_eleven_tenths_of_ten_are_eleven() -> None:
     values = {"num-clients": 20, "participation": "fixed", "clients-per-round": 10}
     assert invited(make_config({**values, "oversample": 1.1})) == 11
+
+
+@pytest.mark.parametrize("enough", [None, 2])
+def test_a_reply_is_screened_once(enough: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one that ends the round before its deadline, or that would have, had it counted."""
+    screened: list[object] = []
+    screen = screening.screen_reply
+
+    def counted(message: Message, *arguments: Any) -> Any:
+        screened.append((message.metadata.src_node_id, message.metadata.group_id))
+        return screen(message, *arguments)
+
+    monkeypatch.setattr(screening, "screen_reply", counted)
+    strategy = GFedAvg(num_clients=4, enough_replies=enough, local_rate=LOCAL_LR)
+    start(strategy, grid_with_outages([2]), 3)
+    assert len(screened) == len(set(screened))
+    assert len(screened) >= 3 * (enough or 4) - 1
