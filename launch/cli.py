@@ -30,7 +30,6 @@ from blackthorn.launch.federation.server import server
 from blackthorn.launch.federation.status import status
 from blackthorn.launch.processes.interrupts import termination_unwinds
 from blackthorn.settings.config import ConfigError, config_keys
-from blackthorn.settings.rounding import upward
 
 
 class NeedsApp(TyperCommand):
@@ -337,17 +336,12 @@ def finish(summary: dict[str, Any], as_json: bool = False, label: str = "") -> N
         print_json(summary)
         return
     from blackthorn.launch.commands.progress import taken
+    from blackthorn.launch.federation.run_log import privacy_said
 
     final = summary["final"]
     accuracy = final.get("accuracy")
     said = f", accuracy {100 * accuracy:.1f} %" if accuracy is not None else ""
-    privacy = summary.get("privacy") or {}
-    epsilon = privacy.get("epsilon")
-    said += f", epsilon {upward(epsilon)}" if epsilon is not None else ""
-    if epsilon is not None and not privacy.get("covers_clients", True):
-        said += " (not against the run's own clients)"
-    of_example = (summary.get("sample_privacy") or {}).get("epsilon")
-    said += f", epsilon of an example {upward(of_example)}" if of_example is not None else ""
+    said += privacy_said(summary)
     console.print(
         f"{label}{summary['status']}: {summary['rounds_completed']} rounds{taken(summary)}{said}",
         markup=False,

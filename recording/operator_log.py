@@ -5,6 +5,7 @@ A line is PREFIX and an object with one key, which says what it is:
 
     {"run": {"folder", "rounds", "longest-seconds", "resumable"}}     the run begins
     {"round": {...}}                                      as in metrics.jsonl and operator.jsonl
+    {"spent": {"rounds", "epsilon_rdp", "delta"}}  under a central claim: what its ledger holds
     {"summary": {...}}                                    the content of summary.json
     {"failed": {"reason", "configuration"}}               why it ended
 A run that was interrupted, and goes on, begins again and tells its rounds again.
@@ -46,6 +47,22 @@ def tell_round(report: "RoundReport") -> None:
     from blackthorn.recording.round_entries import operator_entry, round_entry
 
     tell("round", {**round_entry(report), **operator_entry(report)})
+
+
+class SpentTold:
+    """Tracker: under a central claim, what the ledger holds after each round."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self._delta = config.delta
+
+    def round(self, entry: Mapping[str, Any]) -> None:
+        """Tell what the round's line has of it."""
+        if "rounds_charged" in entry:
+            spent = {"rounds": entry["rounds_charged"], "epsilon_rdp": entry.get("epsilon_rdp")}
+            tell("spent", {**spent, "delta": self._delta})
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        """Nothing: the summary says it."""
 
 
 def tell_again(folder: Path, last_round: int) -> None:

@@ -5,6 +5,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+from blackthorn.recording.resume import with_its_places
 from blackthorn.recording.rounds_on_record import rounds_begun
 from blackthorn.recording.run_ledger import ledger_of_dead_run, ledger_path
 from blackthorn.recording.state_files import read_saved
@@ -150,6 +151,7 @@ def privacy_of_dead_run(config: RunConfig, folder: Path) -> dict[str, Any] | Non
     """
     if not claims_privacy(config):
         return None
+    config = _with_its_places(config, folder)
     plan, no_figure = privacy_plan(config), _ONLY_LOCAL
     ledger = None
     try:
@@ -165,6 +167,15 @@ def sample_privacy_of_dead_run(config: RunConfig, folder: Path) -> dict[str, Any
     """As `sample_privacy_entry`, of a run that left no summary: for a client that trained as often
     as the server can have asked."""
     return sample_privacy_entry(config, _begun(folder))
+
+
+def _with_its_places(config: RunConfig, folder: Path) -> RunConfig:
+    """What the run leaves to be released does not say where its ledger is; its states do."""
+    with contextlib.suppress(ValueError):
+        saved = read_saved(folder)
+        if saved is not None:
+            return with_its_places(config, saved)
+    return config
 
 
 def _begun(folder: Path) -> int:

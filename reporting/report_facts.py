@@ -64,7 +64,7 @@ def headline(record: RunRecord) -> list[Tile]:
     skipped = summary.get("rounds_skipped") or sum("skipped" in e for e in record.entries)
     note = f"{skipped} left the model as it was" if skipped else ""
     tiles.append(Tile("rounds", f"{done} of {planned}" if planned else str(done), note))
-    tiles += _spent(summary.get("privacy"))
+    tiles += _spent(record)
     tiles += _clients(record)
     seconds = summary.get("wall_seconds")
     if seconds is not None:
@@ -90,13 +90,21 @@ def _quality(record: RunRecord) -> list[Tile]:
     return tiles
 
 
-def _spent(privacy: Mapping[str, Any] | None) -> list[Tile]:
+def _spent(record: RunRecord) -> list[Tile]:
+    privacy: Any = record.figures.get("privacy")
     if not privacy:
         return []
     epsilon: Any = privacy.get("epsilon")
-    value = upward(epsilon) if is_number(epsilon) else "no figure"
-    note = f"δ = {exact(privacy['delta'])}, {privacy['accountant']}" if is_number(epsilon) else ""
-    return [Tile("privacy spent, ε", value, note)]
+    if is_number(epsilon):
+        note = f"δ = {exact(privacy['delta'])}, {privacy['accountant']}"
+        return [Tile("privacy spent, ε", upward(epsilon), note)]
+    # Of a copy without state and ledger, for example.
+    told = [e for e in record.entries if is_number(e.get("epsilon_rdp"))]
+    if record.summary is None and told:
+        note = f"δ = {exact(privacy['delta'])}, rdp, by the line of round {told[-1]['round']}; a "
+        note += "round that was under way is not in it"
+        return [Tile("privacy spent, ε", upward(told[-1]["epsilon_rdp"]), note)]
+    return [Tile("privacy spent, ε", "no figure")]
 
 
 def _clients(record: RunRecord) -> list[Tile]:
@@ -172,10 +180,10 @@ def filtered(record: RunRecord) -> Table | None:
 
 def privacy_facts(record: RunRecord) -> list[tuple[str, str]]:
     """The claims in words and what they rest on; empty where nothing is claimed."""
-    summary = record.summary or {}
-    facts = _clients_privacy(summary["privacy"]) if summary.get("privacy") else []
-    if summary.get("sample_privacy"):
-        facts.append(_claim("one example of a client", summary["sample_privacy"]))
+    told = record.figures
+    facts = _clients_privacy(told["privacy"]) if told.get("privacy") else []
+    if told.get("sample_privacy"):
+        facts.append(_claim("one example of a client", told["sample_privacy"]))
     return facts
 
 

@@ -1,14 +1,18 @@
 """What is in a run folder, read with patience: a run that was killed leaves half of it.
 
-operator.jsonl is never opened here: it is not part of what may be released.
+operator.jsonl is never shown: it is not part of what may be released. The figures of privacy of a
+run without a summary are those of its ledger, which may be.
 """
 
 import json
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from blackthorn.recording.failure_reason import without_places
+from blackthorn.recording.privacy import privacy_of_dead_run, sample_privacy_of_dead_run
 from blackthorn.recording.run_folder import METRICS, SUMMARY
 from blackthorn.settings.config import ConfigError, RunConfig, make_config
 
@@ -20,7 +24,8 @@ class RunRecord:
     """One run: its resolved `values`, its lines of metrics.jsonl, and its `summary` (None: none).
 
     `config` is None where `values` are not a configuration of this version. `notes` say what is
-    missing or damaged, one sentence each.
+    missing or damaged, one sentence each. `figures` are the summary's entries `privacy` and
+    `sample_privacy`; where there is no summary, as they follow from what else is in the folder.
     """
 
     folder: Path
@@ -29,6 +34,7 @@ class RunRecord:
     entries: list[dict[str, Any]]
     summary: dict[str, Any] | None
     notes: list[str] = field(default_factory=list)
+    figures: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def status(self) -> str:
@@ -53,7 +59,25 @@ def read_record(folder: Path) -> RunRecord:
             config = make_config(values)
         except ConfigError as error:
             notes.append(f"{CONFIG} is not a configuration of this version: {error}.")
-    return RunRecord(folder, values, config, entries, summary, notes)
+    figures = summary if summary is not None else _figures_of_dead_run(config, folder, notes)
+    return RunRecord(folder, values, config, entries, summary, notes, figures)
+
+
+def _figures_of_dead_run(
+    config: RunConfig | None, folder: Path, notes: list[str]
+) -> dict[str, Any]:
+    """What the ledger says of a run that left no summary, and what its rounds do."""
+    if config is None:
+        return {}
+    try:
+        privacy = privacy_of_dead_run(config, folder)
+        sample = sample_privacy_of_dead_run(config, folder)
+    except (OSError, ValueError) as error:
+        notes.append(f"What was spent of privacy is not known: {type(error).__name__}.")
+        return {}
+    return without_places(
+        {"privacy": privacy, "sample_privacy": sample, "warnings": []}, folder, config
+    )
 
 
 def _read_values(path: Path, notes: list[str]) -> dict[str, Any]:

@@ -7,7 +7,14 @@ from flwr.serverapp import Grid, ServerApp
 
 from blackthorn.installation import difference, sent_from
 from blackthorn.recording.interrupted import going_on, note_folder, noted_folder
-from blackthorn.recording.operator_log import show_log, tell, tell_again, tell_round, tell_start
+from blackthorn.recording.operator_log import (
+    SpentTold,
+    show_log,
+    tell,
+    tell_again,
+    tell_round,
+    tell_start,
+)
 from blackthorn.recording.run_folder import read_summary
 from blackthorn.server_app.run import execute, prepare
 from blackthorn.settings.config import ConfigError, make_config
@@ -52,7 +59,7 @@ def main(grid: Grid, context: Context, sent: str | None = None) -> None:
             tell_again(folder, prepared.saved.state.server_round)
         for note in prepared.notes:
             print(note, flush=True)
-        tell("summary", execute(prepared, grid, [tell_round]))
+        tell("summary", execute(prepared, grid, [tell_round], [SpentTold(prepared.config)]))
     except Exception as error:
         reason = str(error) or type(error).__name__
         tell("failed", {"reason": reason, "configuration": isinstance(error, ConfigError)})

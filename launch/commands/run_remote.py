@@ -166,9 +166,11 @@ def _tell_end(log: "RunLog", status: "RunStatus", go_on: Callable[[str], str]) -
 
 def _tell_summary(summary: dict[str, Any]) -> None:
     from blackthorn.launch.commands.progress import taken
+    from blackthorn.launch.federation.run_log import privacy_said
 
     accuracy = summary["final"].get("accuracy")
     said = f", accuracy {100 * accuracy:.1f} %" if accuracy is not None else ""
+    said += privacy_said(summary)
     typer.echo(f"{summary['status']}: {summary['rounds_completed']} rounds{taken(summary)}{said}")
 
 

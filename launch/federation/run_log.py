@@ -2,11 +2,12 @@
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from blackthorn.recording.operator_log import PREFIX
+from blackthorn.settings.rounding import upward
 
 _REFUSED = re.compile(r"(?:(client \d+) on )?(node \d+) did not enrol: ")
 # Ours from the first character on: what a client writes stands behind other words.
@@ -15,6 +16,19 @@ _WAITS = re.compile(
     r"\d+ of \d+ clients connected within ).*"
 )
 _HELD = re.compile(r"client (\d+) is held by node (\d+)$")
+
+
+def privacy_said(summary: Mapping[str, Any]) -> str:
+    """What a summary's figures of privacy say in a line; empty where it has none."""
+    privacy = summary.get("privacy") or {}
+    epsilon = privacy.get("epsilon")
+    said = f", epsilon {upward(epsilon)}" if epsilon is not None else ""
+    if epsilon is not None and not privacy.get("covers_clients", True):
+        said += " (not against the run's own clients)"
+    of_example = (summary.get("sample_privacy") or {}).get("epsilon")
+    return said + (
+        f", epsilon of an example {upward(of_example)}" if of_example is not None else ""
+    )
 
 
 @dataclass
@@ -27,6 +41,7 @@ class RunLog:
     longest_seconds: float | None = None
     resumable: bool = False
     summary: dict[str, Any] | None = None
+    spent: dict[str, Any] | None = None
     failure: str | None = None
     misconfigured: bool = False
     nodes: dict[int, int] = field(default_factory=dict)
@@ -73,6 +88,8 @@ class RunLog:
             self.resumable = value.get("resumable", False)
         elif kind == "summary":
             self.summary = value
+        elif kind == "spent":
+            self.spent = value
         elif kind == "failed":
             self.failure, self.misconfigured = value["reason"], value["configuration"]
         elif kind == "round":

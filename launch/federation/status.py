@@ -17,6 +17,7 @@ from blackthorn.launch.federation.operator_options import (
     Server,
     connection,
 )
+from blackthorn.settings.rounding import upward
 
 if TYPE_CHECKING:
     from blackthorn.flower_port.control_api import ControlApi
@@ -46,13 +47,34 @@ def status(
         state = str(control.status(run_id)) if run_id is not None else ""
     if run_id is not None:
         done = f", round {log.last_round}/{log.rounds}" if log.rounds else ""
-        typer.echo(f"run {run_id}: {state}{done}")
+        typer.echo(f"run {run_id}: {state}{done}{spent_said(log)}")
     else:
         typer.echo("no run yet")
     for row in table(clients):
         typer.echo(row)
     for refusal in guarded["refusals"]:
         typer.echo(refusal_line(refusal))
+
+
+def spent_said(log: "RunLog") -> str:
+    """What the run has spent of privacy: by its summary, by what is in its folder where that is on
+    this machine, or else as it told; empty where nothing is claimed."""
+    from blackthorn.launch.federation.run_log import privacy_said
+
+    if log.summary is not None:
+        return privacy_said(log.summary)
+    if log.folder and (Path(log.folder) / "config.toml").is_file():
+        from blackthorn.reporting.run_record import read_record
+
+        record = read_record(Path(log.folder))
+        said = privacy_said(record.figures)
+        if said or not log.spent:
+            return said
+    if not log.spent:
+        return ""
+    known = log.spent["epsilon_rdp"]
+    epsilon = "not known here" if known is None else f"{upward(known)}, by RDP"
+    return f", epsilon {epsilon}, after {log.spent['rounds']} rounds; one under way is not in it"
 
 
 @dataclass(frozen=True)

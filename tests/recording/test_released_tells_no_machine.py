@@ -11,10 +11,18 @@ from rich.console import Console
 
 from blackthorn.launch.commands.recipes import recipe_config
 from blackthorn.launch.commands.simulate import simulate
+from blackthorn.launch.federation.app_bundle import bundle_own_code
 from blackthorn.recording.folder_place import RELEASED
 from blackthorn.recording.mlflow_run import MlflowRun
 from blackthorn.recording.state_files import read_saved
-from blackthorn.settings.config import ConfigError, place_keys, read_recipe
+from blackthorn.settings.config import (
+    ConfigError,
+    make_config,
+    place_keys,
+    read_recipe,
+    to_mapping,
+)
+from blackthorn.settings.own_code import OWN_CODE_KEYS
 from blackthorn.strategies.reports import RoundReport
 
 ROUNDS = 4
@@ -110,6 +118,22 @@ def test_a_run_is_not_resumed_with_other_code_under_the_same_name(tmp_path: Path
     simulate(moved, Console(quiet=True))
     assert summary_of(tmp_path / "run")["status"] == "completed"
     assert read_saved(tmp_path / "run") is None
+
+
+def test_a_cluster_with_own_code_goes_on_though_its_bundle_named_the_file_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ServerApp had the bundle's name; who resumes names the file itself."""
+    config, bundle = _private(tmp_path / "run"), tmp_path / "bundle"
+    bundle.mkdir()
+    bundled = make_config(bundle_own_code(bundle, to_mapping(config), OWN_CODE_KEYS))
+    assert bundled.model == "own_code/model_my_model.py:affine"
+    with monkeypatch.context() as on_the_server, pytest.raises(KeyboardInterrupt):
+        on_the_server.syspath_prepend(bundle)
+        simulate(bundled, Console(quiet=True), observers=[_interrupt_after_two])
+    shutil.rmtree(bundle)
+    simulate(config.model_copy(update={"resume": str(tmp_path / "run")}), Console(quiet=True))
+    assert summary_of(tmp_path / "run")["status"] == "completed"
 
 
 def test_mlflow_is_told_no_place_under_a_claim(tmp_path: Path) -> None:
