@@ -32,6 +32,7 @@ def recipe(repository: Path, folder: Path, **options: Any) -> RunConfig:
         "num-server-rounds": 400,
         "burn-in": 50,
         "langevin-seed": 5,
+        "report": False,
         "output-dir": str(folder),
         **{key.replace("_", "-"): value for key, value in options.items()},
     }

@@ -136,3 +136,30 @@ def test_no_rule_needs_memory_of_the_size_of_the_updates(monkeypatch: pytest.Mon
         # The updates are 36 MB. The result and its sum in float64 take 7.2, two threads' blocks
         # in Bulyan 12.
         assert peak < 24 << 20
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_gram_matrix_of_differences(dtype: type[np.floating]) -> None:
+    """⟨u_i − c, u_j − c⟩ with c in the span: differences of entries are the exact products."""
+    rng = np.random.default_rng(10)
+    rows = (1e-5 * rng.standard_normal((7, 50_000)) + 3.0).astype(dtype)
+    gram = gram_matrix(torch.from_numpy(rows))
+    away = rows.astype(np.float64) - rows[2].astype(np.float64)
+    about_row_2 = gram - gram[2] - gram[2][:, None] + gram[2, 2]
+    scale = (away**2).sum(axis=1).max()
+    np.testing.assert_allclose(about_row_2, away @ away.T, rtol=0, atol=1e-12 * scale)
+    subset = np.array([6, 0, 2])
+    about_zero = centred_gram_matrix(
+        torch.from_numpy(rows), rows=subset, centre=torch.zeros(50_000)
+    )
+    wide = rows[subset].astype(np.float64)
+    np.testing.assert_allclose(about_zero, wide @ wide.T, rtol=1e-12)
+
+
+def test_gram_matrix_needs_little_memory() -> None:
+    rows = torch.zeros(16, 500_000)
+    tracemalloc.start()
+    gram_matrix(rows)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 8 << 20  # the rows themselves are 32 MB
