@@ -34,14 +34,17 @@ class RunStatus:
 
     @property
     def running(self) -> bool:
+        """Whether its ServerApp is at work: neither waiting for one nor finished."""
         return self.state == Status.RUNNING
 
     @property
     def finished(self) -> bool:
+        """Whether it is over, however it went; `outcome` tells how."""
         return self.state == Status.FINISHED
 
     @property
     def completed(self) -> bool:
+        """Whether its ServerApp ended without an error."""
         return self.finished and self.outcome == SubStatus.COMPLETED
 
     @property
@@ -144,6 +147,7 @@ class ControlApi:
         return sum(node.status == "online" for node in self.nodes())
 
     def close(self) -> None:
+        """Close the connection; no call is possible afterwards."""
         self._channel.close()
 
 

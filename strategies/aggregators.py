@@ -20,7 +20,8 @@ class Aggregator(Protocol):
 
     def __call__(
         self, updates: torch.Tensor, weights: torch.Tensor, generator: np.random.Generator
-    ) -> Aggregate: ...
+    ) -> Aggregate:
+        """The round's aggregate; `generator` is for what the rule draws in it."""
 
 
 class Mixing(Protocol):
@@ -33,7 +34,8 @@ class Mixing(Protocol):
 
     def __call__(
         self, updates: torch.Tensor, num_corrupt: int, generator: np.random.Generator
-    ) -> torch.Tensor: ...
+    ) -> torch.Tensor:
+        """The matrix [n, K], float64; `updates` [K, d] are left as they are."""
 
 
 def weighted_mean(
@@ -83,6 +85,7 @@ class Buckets:
         num_corrupt: int,  # noqa: ARG002 (b corrupt updates spoil at most b buckets)
         generator: np.random.Generator,
     ) -> torch.Tensor:
+        """The matrix [⌈K / size⌉, K] of the buckets' means."""
         return aggregation.bucket_matrix(len(updates), min(self.size, len(updates)), generator)
 
 
@@ -109,6 +112,7 @@ class RobustRule:
         weights: torch.Tensor,  # noqa: ARG002 (see above)
         generator: np.random.Generator,
     ) -> Aggregate:
+        """The rule's aggregate, its weights and survivors told of the K clients' own updates."""
         # Counted before the mixing: buckets are fewer than clients, and no less corrupt.
         num_corrupt = self.corruption.among(len(updates))
         if self.mixing is None:

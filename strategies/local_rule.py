@@ -29,9 +29,12 @@ class LocalSteps(Protocol):
     """A round's local training: K steps, the size of a batch, and what a step does."""
 
     @property
-    def steps(self) -> int: ...
+    def steps(self) -> int:
+        """K, at least 1."""
+
     @property
-    def batch_size(self) -> int: ...
+    def batch_size(self) -> int:
+        """Examples a step; 0: all that the client has."""
 
     def move(self, params: Tensor, gradients: Tensor, step: int, clients: Sequence[int]) -> None:
         """Step ``step`` (from 0), in place on the models ``params`` [R, d] of ``clients``, which

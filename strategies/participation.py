@@ -65,6 +65,7 @@ class FullParticipation:
         clients: Sequence[int],
         generator: np.random.Generator,  # noqa: ARG002 (nothing is drawn)
     ) -> CohortPlan:
+        """Every one of `clients` once."""
         return CohortPlan.of(clients)
 
 
@@ -82,6 +83,7 @@ class FixedParticipation:
             raise ValueError(f"cohort size = {self.size} is not allowed: at least 1")
 
     def sample(self, clients: Sequence[int], generator: np.random.Generator) -> CohortPlan:
+        """`size` of `clients`, each subset of that size with the same probability."""
         # Positions are drawn, not ids: NumPy would turn node ids of 64 bits into floats.
         known = sorted(clients)
         size = min(self.size, len(known))
@@ -103,6 +105,7 @@ class PoissonParticipation:
             raise ValueError(f"sample rate = {self.sample_rate} is not allowed: 0 to 1, not 0")
 
     def sample(self, clients: Sequence[int], generator: np.random.Generator) -> CohortPlan:
+        """One draw for each of `clients`, in the order of their ids."""
         joins = generator.random(len(clients)) < self.sample_rate
         known = zip(sorted(clients), joins, strict=True)
         return CohortPlan.of(client for client, joined in known if joined)

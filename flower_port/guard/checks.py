@@ -84,6 +84,7 @@ class Answer:
     sizes: dict[str, int] = field(default_factory=dict)
 
     def num_bytes(self) -> int:
+        """Bytes that the node has uploaded of it, beside those that were there."""
         return sum(self.sizes.values())
 
 
@@ -96,6 +97,7 @@ class Sizes:
         self._largest = 0
 
     def note(self, object_id: str, num_bytes: int) -> None:
+        """Remember an object's size; of too many the oldest is forgotten."""
         with self._lock:
             self._sizes[object_id] = num_bytes
             if len(self._sizes) > _SIZES_REMEMBERED:

@@ -287,6 +287,7 @@ class StoreBusy(grpc.ServerInterceptor):
     def intercept_service(
         self, continuation: Callable[[Any], Any], details: grpc.HandlerCallDetails
     ) -> grpc.RpcMethodHandler | None:
+        """The handler, whose OperationalError becomes UNAVAILABLE; streams are left alone."""
         handler = continuation(details)
         if handler is None or handler.unary_unary is None:
             return handler

@@ -31,6 +31,7 @@ class ForServerApps(grpc.ServerInterceptor):
     def intercept_service(
         self, continuation: Callable[[Any], Any], details: grpc.HandlerCallDetails
     ) -> grpc.RpcMethodHandler | None:
+        """Report's own handler; the others' with what they send noted on the way."""
         if details.method == REPORT:
             return grpc.unary_unary_rpc_method_handler(self._report)
         handler = continuation(details)
@@ -83,6 +84,7 @@ class ForOperators(grpc.ServerInterceptor):
     def intercept_service(
         self, continuation: Callable[[Any], Any], details: grpc.HandlerCallDetails
     ) -> grpc.RpcMethodHandler | None:
+        """Keys' own handler; all others as they are."""
         if details.method == KEYS:
             return grpc.unary_unary_rpc_method_handler(self._keys)
         return continuation(details)
