@@ -75,6 +75,13 @@ ALGORITHMS = {
         clip_norm="needed",
     ),
     "rage": Facts(f"{_STRATEGIES}.rage_local_sgd:Rage", rule="rage"),
+    "biclip": Facts(f"{_STRATEGIES}.biclip:BiClip", own_steps=True),
+    "error-feedback": Facts(
+        f"{_STRATEGIES}.error_feedback:ErrorFeedback",
+        clip_norm="needed",
+        mean_only=True,
+        leaves={"weighting": "uniform"},
+    ),
     "fa-ld": Facts(
         f"{_STRATEGIES}.fed_langevin:FedLangevin",
         own_steps=True,
@@ -112,6 +119,8 @@ LOCAL_RULES = {
     "clip-update": f"{_STRATEGIES}.bounded_update:ClipUpdate",
     "normalize-update": f"{_STRATEGIES}.dp_fedavg:NormalizeUpdate",
     "clip-model": f"{_STRATEGIES}.clipping:ClipModel",
+    "biclip-gradient": f"{_STRATEGIES}.biclip:BiClipGradient",
+    "clip-difference": f"{_STRATEGIES}.error_feedback:ClipDifference",
     "langevin": f"{_STRATEGIES}.fed_langevin:LangevinSteps",
 }
 

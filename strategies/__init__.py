@@ -28,12 +28,14 @@ from .aggregators import (
     weighted_mean,
 )
 from .base import FederatedStrategy, StrategyOptions
+from .biclip import BiClip, biclip
 from .bounded_update import ClipNorm
 from .bounding import NormBound, clip, normalize
 from .clipping import CEFedAvg, FatClippingPI, FatClippingPR, ModelClipping
 from .corruption import CorruptionBound
 from .dp_fedavg import DPFedAvg, DPNormFedAvg
 from .enrolment import NotEnoughClients
+from .error_feedback import ErrorFeedback
 from .fed_langevin import FedLangevin, Langevin, LangevinRate
 from .gfedavg import GFedAvg
 from .global_model import ServerStep
@@ -58,6 +60,7 @@ from .tail_index import tail_index
 __all__ = [
     "Aggregate",
     "Aggregator",
+    "BiClip",
     "Buckets",
     "CEFedAvg",
     "ClipNorm",
@@ -66,6 +69,7 @@ __all__ = [
     "CorruptionBound",
     "DPFedAvg",
     "DPNormFedAvg",
+    "ErrorFeedback",
     "FatClippingPI",
     "FatClippingPR",
     "FedLangevin",
@@ -95,6 +99,7 @@ __all__ = [
     "ServerStep",
     "StrategyOptions",
     "adaptive_clipping",
+    "biclip",
     "bulyan",
     "caf",
     "calibrate_noise_multiplier",

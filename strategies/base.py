@@ -33,7 +33,7 @@ from .output_iterate import IterateKeeper, OutputIterate
 from .participation import FullParticipation, Participation
 from .reports import RoundReport
 from .rounds import LossLog, RoundContext, RoundHooks
-from .run_state import QuorumWatch, RunState
+from .run_state import OWN, QuorumWatch, RunState
 from .screening import Screened
 
 logger = logging.getLogger("blackthorn")
@@ -221,6 +221,7 @@ class FederatedStrategy(RoundHooks, Strategy):
         arrays = model.moving_parts()
         if iterates.server_round != self._round:
             arrays["output"] = model.vector(iterates.arrays).numpy()
+        arrays |= {OWN + name: array for name, array in self.own_arrays().items()}
         values = {
             "local_lr": self._local_lr,
             "accuracy": self._evaluation.accuracy,
@@ -313,7 +314,8 @@ class FederatedStrategy(RoundHooks, Strategy):
         return num_rounds
 
     def _restore(self, state: RunState, model: GlobalModel) -> None:
-        arrays = dict(state.arrays)
+        own, arrays = state.parted()
+        self.restore_arrays(own)
         output = arrays.pop("output", None)
         model.restore(arrays)
         self._local_lr = state.values["local_lr"]

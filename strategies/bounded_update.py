@@ -64,6 +64,10 @@ class ClipNorm:
             )
         return bound
 
+    def scale(self, local_lr: float) -> float:
+        """What gradient units are multiplied by to be the threshold's."""
+        return 1.0 if self.units == "gradient" else local_lr
+
 
 def check_bound(bound: float, local_lr: float) -> None:
     """Raises ValueError where float32 does not hold a bound in both units."""

@@ -20,11 +20,13 @@ class CohortPlan:
     """Who takes part in a round, and how often each counts.
 
     `counts` has a client's count by its stable id, ascending: 1, or what a scheme weighs it by.
-    `told`: what the server tells a client beside what it tells all of them.
+    `told`: what the server tells a client beside what it tells all of them; `memories`: the vector
+    [d] that it keeps for a client and sends it.
     """
 
     counts: Mapping[int, float]
     told: Mapping[int, Mapping[str, int | float]] = field(default_factory=dict)
+    memories: Mapping[int, torch.Tensor] = field(default_factory=dict)
 
     @classmethod
     def of(cls, clients: Iterable[int]) -> "CohortPlan":

@@ -22,10 +22,11 @@ from blackthorn.settings.algorithm_options import read_options
 from blackthorn.settings.catalogue import Facts
 from blackthorn.settings.config import RunConfig
 from blackthorn.settings.declaration import KeyGroup
-from blackthorn.wire import SAMPLE_EPSILON, UPDATE_NORM
+from blackthorn.wire import MEMORY, SAMPLE_EPSILON, UPDATE_NORM
 
 from .aggregation import Aggregate
 from .aggregators import Aggregator
+from .array_codec import encode
 from .attestation import Attestation, SentRule
 from .bounding import NormBound
 from .enrolment import Client, ClientRegistry
@@ -128,6 +129,13 @@ class RoundHooks:
     def restore_own(self, values: Mapping[str, Any]) -> None:
         """Go on from `own_values`; called when the clients have enrolled."""
 
+    def own_arrays(self) -> dict[str, np.ndarray]:
+        """The vectors that the algorithm has to remember between rounds, by name."""
+        return {}
+
+    def restore_arrays(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Go on from `own_arrays`; called before the clients have enrolled."""
+
     # In every round, in this order.
 
     def draw_cohort(self, clients: Sequence[int], context: RoundContext) -> CohortPlan:
@@ -193,7 +201,13 @@ def train_messages(
     """Broadcast: one message a client of the cohort, with w_t, the config and the rule."""
     content = content_of_round(context.server_round, arrays, config, context.rule.sent)
     cohort = context.cohort
-    return write_messages(MessageType.TRAIN, content, cohort.clients, registry, ttl, cohort.told)
+    kind, clients = MessageType.TRAIN, cohort.clients
+    messages = write_messages(kind, content, clients, registry, ttl, cohort.told)
+    for client, message in zip(clients, messages, strict=True):
+        if client in cohort.memories:
+            memory = encode(cohort.memories[client].numpy())
+            message.content[MEMORY] = ArrayRecord({MEMORY: memory})
+    return messages
 
 
 def screening_of(context: RoundContext, model: GlobalModel) -> Screening:

@@ -14,12 +14,17 @@ from .reports import RoundReport
 _NAMED = 5
 
 
+# Before the names of an algorithm's own arrays.
+OWN = "own-"
+
+
 @dataclass(frozen=True)
 class RunState:
     """A strategy after `server_round` rounds: vectors by name, and JSON values by name.
 
     Arrays: "model" w_{t+1} [d], "velocity" v_t [d] where there is momentum, and "output" [d], the
-    iterate to hand out, where that is another one. In the strategy's precision.
+    iterate to hand out, where that is another one; those of the algorithm, after OWN. In the
+    strategy's precision.
     """
 
     server_round: int
@@ -28,6 +33,12 @@ class RunState:
     # Whether `begun` has been made to count what was asked for after this state, by processes
     # that died: who keeps a run folder can tell (`recording.resume`).
     counted: bool = False
+
+    def parted(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+        """The algorithm's own arrays, and those of the run."""
+        own = {name for name in self.arrays if name.startswith(OWN)}
+        rest = {name: array for name, array in self.arrays.items() if name not in own}
+        return {name.removeprefix(OWN): self.arrays[name] for name in own}, rest
 
     @property
     def begun(self) -> int:

@@ -49,6 +49,11 @@ OF_DIGITS: dict[str, dict[str, Any]] = {
     "gfedavg-momentum": {"algorithm": "gfedavg", "server-momentum": 0.9, "weight-decay": 0.01},
     "fat-clipping-pr": {"algorithm": "fat-clipping-pr", "clip-norm": 0.5},
     "fat-clipping-pi": {"algorithm": "fat-clipping-pi", "clip-norm": 0.5},
+    "biclip": {
+        "algorithm": "biclip",
+        "algorithm-options": "low = 1e-4, high = 0.02, server-low = 1e-5, server-high = 0.01",
+    },
+    "error-feedback": {"algorithm": "error-feedback", "clip-norm": 0.5},
     "dp-fedavg-clients-noise": {"algorithm": "dp-fedavg", **_DP, "noise-location": "client"},
     "ce-fedavg-private": {"algorithm": "ce-fedavg", **_DP},
     "dp-normfedavg-cohort": {

@@ -98,6 +98,8 @@ RUNS: dict[str, dict[str, Any]] = {
     "fa-ld": BAYES,
     "fa-ld, scheme II": {**BAYES, "participation": "fixed", "clients_per_round": 2},
     "fa-ld, scheme I": {**BAYES, "participation": "with-replacement", "clients_per_round": 3},
+    "biclip": {"algorithm": "biclip", "algorithm_options": "high = 0.1, server-high = 0.01"},
+    "error-feedback": {"algorithm": "error-feedback", "clip_norm": 0.5},
     "dp-fedavg": {"algorithm": "dp-fedavg", **INSECURE, "server_momentum": 0.5},
     "dp-normfedavg": {
         "algorithm": "dp-normfedavg",

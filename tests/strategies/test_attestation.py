@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
 from memory_grid import DIMENSION, Answer, MemoryGrid, initial_model, quadratic_app, runs, vector_of
 
 from blackthorn import attacks
@@ -276,6 +276,13 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
         "shared-noise": 0.25,
         "prior-precision": 2.0,
     },
+    "biclip": {"algorithm": "biclip", "algorithm-options": "low = 0.1, high = 0.5"},
+    "error-feedback": {"algorithm": "error-feedback", "clip-norm": 0.3},
+    "smooth error-feedback": {
+        "algorithm": "error-feedback",
+        "clip-norm": 0.3,
+        "algorithm-options": "smooth = true",
+    },
     "decaying fa-ld": {"algorithm": "fa-ld", "step-size": "decaying", "strong-convexity": 3.0},
 }
 
@@ -287,8 +294,11 @@ def order_of(kind: str) -> tuple[Any, Message, SentRule]:
     rule = build_strategy(config).local_rule(RoundContext(1, 0.03, torch.zeros(1))).sent
     shares = {"share": 0.5, "total-examples": 10, "shared-seed": 1}
     instruction = ConfigRecord({"server-round": 2, "local-lr": 0.03, "client-id": 1, **shares})
-    arrays = ArrayRecord(load_problem(config).state())
+    problem = load_problem(config)
+    arrays = ArrayRecord(problem.state())
     content = RecordDict({"arrays": arrays, "config": instruction, "rule": rule.record()})
+    memory = Array(np.zeros(problem.model.dimension, dtype=np.float32))
+    content["memory"] = ArrayRecord({"memory": memory})
     return config, Message(content, 1001, "train"), rule
 
 
