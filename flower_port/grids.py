@@ -1,43 +1,13 @@
-"""What Flower's grids are made of: a reply pulled within bounds, the guard's report, and names.
+"""Which grid of Flower's a strategy was given, and what Flower says through it."""
 
-Its sender decides neither how much of a reply the server downloads, nor how long it takes.
-
-What a reply weighs is not known before it is pulled. Flower announces it as a tree of object ids,
-which is its sender's word, or another's, who announced an equal object; only the contents, which
-the ids are hashes of, say what it consists of. Objects and bytes are counted as they come; a reply
-beyond its allowance is refused in mid-download, and the server is told to forget it. Otherwise the
-link would keep it until the run ends.
-"""
-
-import json
-import time
-from collections import deque
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import lru_cache
-from types import ModuleType
-from typing import Any
-
-import grpc
-from flwr.app import Array, Message
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
-from flwr.supercore.inflatable.inflatable_object import (
-    get_object_body,
-    get_object_head_values_from_object_content,
-)
 
 # A grid's own run, which every kind of grid must know.
 from flwr.supercore.run import Run as Run
 
-_BYTES_FOR_THE_REST = 2**20
-_OBJECTS_FOR_THE_REST = 64
-# Flower cuts arrays into chunks of 5 MiB, and lets a node's operator choose another size.
-_SMALLEST_CHUNK = 2**20
-_FIRST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS = 0.02, 0.1
-
-REPORT = "/blackthorn.Guard/Report"
-_REPORT_SECONDS = 2.0
+from .pulling import GridAdapter
+from .versions import GRPC, HTTP, NotThisFlower, installed, is_one_of, requirement
 
 # What the SuperLink writes in a client's place when nothing came from it.
 NO_REPLY = {
@@ -45,172 +15,30 @@ NO_REPLY = {
     ErrorCode.REPLY_MESSAGE_UNAVAILABLE,
     ErrorCode.NODE_UNAVAILABLE,
 }
-UNFINISHED = "the reply was announced, but not uploaded by the deadline"
+_SIMULATION = "InMemoryGrid"
 
 
-class ReplyRefused(ValueError):
-    """The reply is not downloaded; the message is the reason."""
+def adapter_of(grid: Grid) -> GridAdapter:
+    """How replies are pulled through `grid`.
 
-
-@dataclass(frozen=True)
-class Allowance:
-    """How many bytes and objects a reply may have."""
-
-    num_bytes: int
-    num_objects: int
-
-    @classmethod
-    def for_reply_to(cls, message: Message) -> "Allowance":
-        """Twice the arrays that were sent, and a mebibyte for all that is not an array."""
-        arrays = [a for record in message.content.array_records.values() for a in record.values()]
-        num_bytes = 2 * sum(len(array.data) for array in arrays) + _BYTES_FOR_THE_REST
-        num_objects = 4 * len(arrays) + num_bytes // _SMALLEST_CHUNK + _OBJECTS_FOR_THE_REST
-        return cls(num_bytes, num_objects)
-
-
-def pull_reply(
-    grid: Grid,
-    message_id: str,
-    allowance: Allowance,
-    deadline: float,
-    announced: Callable[[], None] = lambda: None,
-) -> Message | None:
-    """The reply to `message_id`, None while there is none. Calls `announced` once there is.
-
-    Through Flower's gRPC grid at most `allowance` is downloaded (ReplyRefused beyond), until
-    `deadline` on the monotonic clock; other grids are asked for the whole reply.
+    Raises NotThisFlower for a grid of Flower's that is not known: through its own `pull_messages`
+    one client could hold everybody up, or send without a limit.
     """
-    flower = _grpc_grid_module()
-    if flower is not None and isinstance(grid, flower.GrpcGrid):
-        return _pull_bounded(flower, grid, message_id, allowance, deadline, announced)
-    for reply in grid.pull_messages([message_id]):
-        return reply
-    return None
+    name = _flowers_name(grid)
+    if name in (None, _SIMULATION):
+        return GridAdapter(grid)
+    if name == "GrpcGrid" and is_one_of(GRPC):
+        from .grpc_grid import GrpcGridAdapter
 
+        return GrpcGridAdapter(grid)
+    if name == "HttpGrid" and is_one_of(HTTP):
+        from .http_grid import HttpGridAdapter
 
-@lru_cache(maxsize=1)
-def _grpc_grid_module() -> ModuleType | None:
-    """Flower's gRPC grid with what it is made of; None in releases that are built otherwise."""
-    try:
-        from flwr.superlink.grid import grpc_grid
-    except ImportError:
-        return None
-    needed = ("GrpcGrid", "PullAppMessagesRequest", "ConfirmMessageReceivedRequest")
-    return grpc_grid if all(hasattr(grpc_grid, name) for name in needed) else None
-
-
-def _pull_bounded(
-    flower: ModuleType,
-    grid: Any,
-    message_id: str,
-    allowance: Allowance,
-    deadline: float,
-    announced: Callable[[], None],
-) -> Message | None:
-    """What GrpcGrid.pull_messages does for one message, with a limit to everything."""
-    stub, node, run_id = grid._stub, grid.node, grid.run.run_id
-    answer = stub.PullMessages(flower.PullAppMessagesRequest(message_ids=[message_id]))
-    if not answer.message_object_trees:
-        return None
-    announced()
-    tree = answer.message_object_trees[0]
-    try:
-        contents = _pull_contents(stub, node, run_id, tree.object_id, allowance, deadline)
-    finally:
-        stub.ConfirmMessageReceived(
-            flower.ConfirmMessageReceivedRequest(
-                node=node, run_id=run_id, message_object_id=tree.object_id
-            )
-        )
-    check_chunks(contents, allowance.num_bytes)
-    reply = flower.inflate_object_from_contents(tree.object_id, contents)
-    if not isinstance(reply, Message):
-        raise ReplyRefused(f"the reply is a {type(reply).__name__}, not a message")
-    reply.metadata.__dict__["_message_id"] = tree.object_id
-    return reply
-
-
-def _pull_contents(
-    stub: Any,
-    node: Any,
-    run_id: int,
-    root: str,
-    allowance: Allowance,
-    deadline: float,
-) -> dict[str, bytes]:
-    """The message's content, and that of all it consists of, by object id."""
-    contents: dict[str, bytes] = {}
-    num_bytes = 0
-    waiting, known = deque([root]), {root}
-    while waiting:
-        object_id = waiting.popleft()
-        content = contents[object_id] = _pull_content(stub, node, run_id, object_id, deadline)
-        num_bytes += len(content)
-        if num_bytes > allowance.num_bytes:
-            raise ReplyRefused(
-                f"the reply has more than the {allowance.num_bytes} bytes that are allowed"
-            )
-        children = dict.fromkeys(get_object_head_values_from_object_content(content)[1])
-        waiting.extend(child for child in children if child not in known)
-        known.update(children)
-        if len(known) > allowance.num_objects:
-            raise ReplyRefused(
-                f"the reply has at least {len(known)} parts, expected at most "
-                f"{allowance.num_objects}"
-            )
-    return contents
-
-
-def check_chunks(contents: Mapping[str, bytes], most: int) -> None:
-    """ReplyRefused where the arrays would have more than `most` bytes together.
-
-    An array lists the chunks that it is put together from, and may list one of them many times.
-    """
-    total = 0
-    for content in contents.values():
-        kind, children, _ = get_object_head_values_from_object_content(content)
-        if kind != Array.__qualname__:
-            continue
-        listed = json.loads(get_object_body(content, Array))["arraychunk_ids"]
-        total += sum(len(contents[children[index]]) for index in listed)
-        if total > most:
-            raise ReplyRefused(
-                f"the reply's arrays would have more than {most} bytes, which is what is allowed: "
-                f"one lists {len(listed)} chunks and has {len(children)}"
-            )
-
-
-def _pull_content(stub: Any, node: Any, run_id: int, object_id: str, deadline: float) -> bytes:
-    """One object, waited for until it has been uploaded."""
-    from flwr.proto.message_pb2 import PullObjectRequest
-
-    request = PullObjectRequest(node=node, run_id=run_id, object_id=object_id)
-    wait = _FIRST_WAIT_SECONDS
-    while True:
-        answer = stub.PullObject(request)
-        if not answer.object_found:
-            raise ReplyRefused("a part of the reply is gone")
-        if answer.object_available:
-            return bytes(answer.object_content)
-        left = deadline - time.monotonic()
-        if left <= 0:
-            raise ReplyRefused(UNFINISHED)
-        time.sleep(min(wait, left))
-        wait = min(2 * wait, _LONGEST_WAIT_SECONDS)
-
-
-def guard_report(grid: Grid) -> dict[str, Any]:
-    """What the SuperLink's guard says of keys and refusals; empty where there is no guard, or no
-    answer now."""
-    # Flower's gRPC grid has its channel there; a grid in one process has none.
-    channel = getattr(grid, "_channel", None)
-    if not isinstance(channel, grpc.Channel):
-        return {}
-    try:
-        report = json.loads(channel.unary_unary(REPORT)(b"", timeout=_REPORT_SECONDS))
-    except (grpc.RpcError, ValueError):
-        return {}
-    return report if isinstance(report, dict) else {}
+        return HttpGridAdapter(grid)
+    raise NotThisFlower(
+        f"the {name} of flwr {installed()} is not known here, and without limits no reply is "
+        f"pulled: install {requirement(GRPC)} (gRPC) or {requirement(HTTP)} (HTTP)"
+    )
 
 
 def is_grpc(grid: Grid) -> bool:
@@ -221,6 +49,12 @@ def is_grpc(grid: Grid) -> bool:
 
 def is_flower_simulation(grid: Grid) -> bool:
     """Whether Flower's own simulation runs the clients."""
-    from flwr.superlink.grid import InMemoryGrid
+    return _flowers_name(grid) == _SIMULATION
 
-    return isinstance(grid, InMemoryGrid)
+
+def _flowers_name(grid: Grid) -> str | None:
+    """The name of Flower's class that `grid` is of; None where it is a class of somebody's own."""
+    for kind in type(grid).__mro__:
+        if kind is not Grid and kind.__module__.partition(".")[0] == "flwr":
+            return kind.__name__
+    return None

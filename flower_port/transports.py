@@ -6,7 +6,8 @@ A Transport is what a strategy sends through: a grid that has all replies when i
 Flower's own `send_and_receive` pulls all replies in one call: a client that announces a reply and
 never uploads it holds that call for minutes, and a reply that cannot be read raises out of it; a
 call that finds no SuperLink is repeated for ever. PullingTransport pulls every reply on its own, in
-its own thread, and every call comes back in time; so does what a reply may weigh (`grids.py`).
+its own thread, and every call comes back in time; what a reply may weigh is bounded too
+(`pulling.py`).
 """
 
 import contextlib
@@ -17,11 +18,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-import grpc
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from .grids import UNFINISHED, Allowance, ReplyRefused, guard_report, is_grpc, pull_reply
+from .grids import adapter_of
+from .pulling import UNFINISHED, Allowance, GridAdapter, ReplyRefused
 
 LATE = "no reply by the deadline"
 UNSENT = "the message could not be sent"
@@ -171,16 +172,20 @@ class Transport(ABC):
 
 
 def transport_of(grid: Grid | Transport) -> Transport:
-    """`grid` itself where it is a transport, else with every reply pulled on its own."""
+    """`grid` itself where it is a transport, else with every reply pulled on its own.
+
+    Raises NotThisFlower for a grid of Flower's that is not known.
+    """
     return grid if isinstance(grid, Transport) else PullingTransport(grid)
 
 
 class PullingTransport(Transport):
-    """Flower's own grids (gRPC, and its simulation's), looked at as often as `polling` says."""
+    """Flower's own grids (gRPC, HTTP, its simulation's), looked at as often as `polling` says."""
 
     def __init__(self, grid: Grid, polling: Polling | None = None) -> None:
         self.grid = grid
         self.polling = polling or Polling()
+        self._adapter = adapter_of(grid)
 
     def send(
         self,
@@ -210,7 +215,7 @@ class PullingTransport(Transport):
         for client, message, message_id in zip(clients, messages, message_ids, strict=True):
             if message_id:
                 awaited.append(
-                    _PulledReply(client, deadline, self.grid, message, message_id, interval)
+                    _PulledReply(client, deadline, self._adapter, message, message_id, interval)
                 )
             else:
                 awaited.append(AwaitedReply(client, deadline, Delivery(client, None, UNSENT)))
@@ -222,12 +227,12 @@ class PullingTransport(Transport):
 
     @property
     def is_closed(self) -> bool:
-        """False over gRPC: the SuperLink has a port that others reach."""
-        return not is_grpc(self.grid)
+        """False over a SuperLink: it has a port that others reach."""
+        return self._adapter.is_closed
 
     def guard_report(self) -> dict[str, Any]:
         """What the guard says, over the grid's own channel."""
-        return guard_report(self.grid)
+        return self._adapter.guard_report()
 
     def _call(self, call: Callable[[], T], seconds: float) -> T:
         """What `call` to the grid returns or raises, repeated where the connection breaks.
@@ -235,7 +240,7 @@ class PullingTransport(Transport):
         Raises LinkDown after `seconds`; a call that is still held then is left behind in its
         thread.
         """
-        attempt = _Attempt(call, time.monotonic() + seconds, self.polling.retry)
+        attempt = _Attempt(call, time.monotonic() + seconds, self.polling.retry, self._adapter)
         threading.Thread(target=attempt.run, daemon=True).start()
         if not attempt.ended.wait(seconds) or attempt.connection_error is not None:
             reason = f": {attempt.connection_error}" if attempt.connection_error else ""
@@ -248,10 +253,13 @@ class PullingTransport(Transport):
 class _Attempt(Generic[T]):
     """One call in a thread of its own."""
 
-    def __init__(self, call: Callable[[], T], deadline: float, retry: float) -> None:
+    def __init__(
+        self, call: Callable[[], T], deadline: float, retry: float, adapter: GridAdapter
+    ) -> None:
         self._call = call
         self._deadline = deadline
         self._retry = retry
+        self._adapter = adapter
         self.ended = threading.Event()
         self.results: list[T] = []
         self.error: BaseException | None = None
@@ -269,10 +277,8 @@ class _Attempt(Generic[T]):
         """Whether it makes no sense to try once more."""
         try:
             self.results = [self._call()]
-        except grpc.RpcError as error:
-            # gRPC's word for what went wrong, such as UNAVAILABLE.
-            code = error.code() if isinstance(error, grpc.Call) else None
-            self.connection_error = code.name if code is not None else type(error).__name__
+        except self._adapter.connection_errors as error:
+            self.connection_error = self._adapter.reason(error)
             return time.monotonic() >= self._deadline
         self.connection_error = None
         return True
@@ -285,22 +291,22 @@ class _PulledReply(AwaitedReply):
         self,
         client: int,
         deadline: float,
-        grid: Grid,
+        adapter: GridAdapter,
         message: Message,
         message_id: str,
         interval: float,
     ) -> None:
         super().__init__(client, deadline)
-        arguments = (grid, message, message_id, interval)
+        arguments = (adapter, message, message_id, interval)
         threading.Thread(target=self._look, args=arguments, daemon=True).start()
 
-    def _look(self, grid: Grid, message: Message, message_id: str, interval: float) -> None:
+    def _look(
+        self, adapter: GridAdapter, message: Message, message_id: str, interval: float
+    ) -> None:
         allowance = Allowance.for_reply_to(message)
         while time.monotonic() < self._deadline:
             try:
-                reply = pull_reply(
-                    grid, message_id, allowance, self._deadline, self._note_announced
-                )
+                reply = adapter.pull(message_id, allowance, self._deadline, self._note_announced)
                 if reply is not None:
                     _check_answers(reply, message, message_id)
                     self._settle(Delivery(self.client, reply))
@@ -308,7 +314,9 @@ class _PulledReply(AwaitedReply):
             except ReplyRefused as refusal:
                 self._settle(Delivery(self.client, None, str(refusal)))
                 return
-            except grpc.RpcError:  # the SuperLink restarts, perhaps: the reply will be there later
+            except (
+                adapter.connection_errors
+            ):  # the SuperLink restarts, perhaps: the reply will be there later
                 pass
             except Exception as error:  # whatever a client put into its reply ends here
                 reason = f"the reply cannot be read: {type(error).__name__}: {error}"

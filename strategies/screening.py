@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 
-from blackthorn.flower_port.grids import NO_REPLY, UNFINISHED
+from blackthorn.flower_port.grids import NO_REPLY
+from blackthorn.flower_port.pulling import UNFINISHED
 from blackthorn.flower_port.transports import LATE, UNSENT, Delivery
 from blackthorn.wire import ATTESTED, NUM_EXAMPLES, RULE
 

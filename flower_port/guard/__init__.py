@@ -11,3 +11,6 @@ and what is refused is written down (`records.py`) and told to the run and to op
 (`limits.py`); docs/security.md names the other numbers too. Whatever relies on parts of Flower that
 it does not promise is in `flower.py`.
 """
+
+# The call with which a ServerApp asks who the keys are, and what was refused.
+REPORT = "/blackthorn.Guard/Report"

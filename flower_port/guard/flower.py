@@ -8,7 +8,6 @@ operators' get an interceptor that answers the guard's own calls.
 import concurrent.futures
 import contextlib
 import importlib
-import importlib.metadata
 import logging
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -16,11 +15,10 @@ from typing import Any, NoReturn
 
 import grpc
 
+from ..versions import NotThisFlower, check_grpc
 from .limits import Limits
 from .object_trees import hear_all
 
-# From, and below which: in these versions the insides of Flower are known, to all of this package.
-VERSIONS = (1, 33), (1, 35)
 _FLEET_MODULE = "flwr.superlink.cli.flower_superlink"
 _RUNTIME_MODULE = "flwr.superlink.servicer.runtime.runtime_grpc"
 _CONTROL_MODULE = "flwr.superlink.servicer.control.control_grpc"
@@ -33,10 +31,6 @@ _LONGEST_FAULT = 100
 
 PING_SECONDS = 10
 FLEET = "/flwr.proto.Fleet/"
-
-
-class NotThisFlower(RuntimeError):
-    """The installed Flower is built otherwise than the guard knows; the message says what to do."""
 
 
 class FlowerState:
@@ -136,16 +130,6 @@ class FlowerState:
 MakeInterceptor = Callable[[FlowerState], grpc.ServerInterceptor]
 
 
-def check_version() -> None:
-    """NotThisFlower unless the installed Flower is one whose insides are known."""
-    version = importlib.metadata.version("flwr")
-    if not VERSIONS[0] <= tuple(int(part) for part in version.split(".")[:2]) < VERSIONS[1]:
-        low, high = (".".join(map(str, known)) for known in VERSIONS)
-        raise NotThisFlower(
-            f"flwr {version} is installed, whose insides are not known: install flwr>={low},<{high}"
-        )
-
-
 def install(
     limits: Limits,
     gate: MakeInterceptor,
@@ -157,7 +141,7 @@ def install(
 
     Raises NotThisFlower.
     """
-    check_version()
+    check_grpc()
     names = _FLEET_MODULE, _RUNTIME_MODULE, _CONTROL_MODULE
     fleet, runtime, control = (vars(importlib.import_module(name)) for name in names)
     for name, module in zip(names, (fleet, runtime, control), strict=True):

@@ -10,12 +10,11 @@ from typing import Any
 
 import grpc
 
-from . import flower
+from . import REPORT, flower
 from .checks import Sizes
 from .object_trees import announced_by_a_serverapp
 from .records import Records, fingerprint
 
-REPORT = "/blackthorn.Guard/Report"
 KEYS = "/blackthorn.Guard/Keys"
 _PUSH_OBJECT, _PUSH_MESSAGES = "PushObject", "PushMessages"
 

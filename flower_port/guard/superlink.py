@@ -14,6 +14,7 @@ import threading
 import time
 from pathlib import Path
 
+from ..versions import NotThisFlower
 from . import flower
 from .checks import Sizes
 from .connections import Connections
@@ -33,7 +34,7 @@ def main() -> None:
         limits = Limits.changed(options.limit)
         records = Records(options.guard, int(limits.offences))
         _guard(limits, records)
-    except (ValueError, TypeError, OSError, flower.NotThisFlower) as error:
+    except (ValueError, TypeError, OSError, NotThisFlower) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
     _allow_many_descriptors()

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from blackthorn.flower_port import programs
-from blackthorn.flower_port.guard.flower import NotThisFlower, check_version
+from blackthorn.flower_port.versions import NotThisFlower, check_grpc
 from blackthorn.launch.federation.addresses import LOOPBACK
 from blackthorn.launch.processes import fork_server
 from blackthorn.launch.processes.program_files import (
@@ -68,7 +68,7 @@ class ProcessEnvironment:
         fork_flower: bool = True,
     ) -> None:
         try:
-            check_version()
+            check_grpc()
         except NotThisFlower as error:
             raise ConfigError(str(error)) from error
         self.folder = folder

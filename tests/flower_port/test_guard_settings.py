@@ -1,7 +1,6 @@
 """The guard's settings, its log, and the Flower that it knows."""
 
 import ast
-import importlib.metadata
 import logging
 import re
 import subprocess
@@ -68,25 +67,6 @@ def test_a_limit_is_changed_by_its_name() -> None:
 def test_a_wrong_limit_is_one_line(setting: str) -> None:
     with pytest.raises(ValueError, match=f"^--limit {setting}: allowed"):
         Limits.changed([setting])
-
-
-@pytest.mark.parametrize("version", ["1.33.0", "1.34.2"])
-def test_the_versions_whose_inside_is_known_are_taken(
-    version: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(importlib.metadata, "version", lambda _name: version)
-    flower.check_version()
-
-
-@pytest.mark.parametrize("version", ["1.32.1", "1.35.0", "2.0.0"])
-def test_another_flower_is_refused_by_its_version(
-    version: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(importlib.metadata, "version", lambda _name: version)
-    with pytest.raises(
-        flower.NotThisFlower, match=rf"^flwr {version} is installed.*install flwr>=1\.33,<1\.35$"
-    ):
-        flower.check_version()
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from types import SimpleNamespace
 from typing import Any
 
+import flwr.superlink.grid
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
@@ -16,10 +17,12 @@ from flwr.supercore.inflatable.inflatable_object import (
     get_object_tree,
     no_object_id_recompute,
 )
-from flwr.superlink.grid.grpc_grid import GrpcGrid
 
-from blackthorn.flower_port.grids import Allowance, ReplyRefused, pull_reply
+from blackthorn.flower_port import versions
+from blackthorn.flower_port.grids import adapter_of
+from blackthorn.flower_port.pulling import Allowance, ReplyRefused
 from blackthorn.flower_port.transports import PullingTransport
+from blackthorn.flower_port.versions import is_one_of
 
 LONG = 60.0
 
@@ -54,14 +57,21 @@ class Stub:
         self.confirmed.append(request.message_object_id)
 
 
-class Link(GrpcGrid):
-    """Flower's own grid, on the stub; what is pushed gets the id "asked"."""
+GRPC = is_one_of(versions.GRPC)
+FlowersGrid: Any = vars(flwr.superlink.grid)["GrpcGrid" if GRPC else "HttpGrid"]
+
+
+class Link(FlowersGrid):
+    """The installed Flower's own grid, on the stub; what is pushed gets the id "asked"."""
 
     def __init__(self, stub: Stub) -> None:
         super().__init__(token="t")
         self._run: Any = SimpleNamespace(run_id=1)
-        self._channel: Any = object()
-        self._grpc_stub: Any = stub
+        # It is connected.
+        if GRPC:
+            self._channel, self._grpc_stub = object(), stub
+        else:
+            self._client = stub
 
     @property
     def run(self) -> Any:
@@ -95,7 +105,7 @@ def link_with(reply: Message, **options: Any) -> tuple[Link, Stub]:
 
 def pull(link: Link, message: Message, seconds: float = LONG) -> Message | None:
     allowance = Allowance.for_reply_to(message)
-    return pull_reply(link, "asked", allowance, time.monotonic() + seconds)
+    return adapter_of(link).pull("asked", allowance, time.monotonic() + seconds)
 
 
 @pytest.mark.parametrize("size", [3, 2_000_000, 20_000_000])
