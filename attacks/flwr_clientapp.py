@@ -10,11 +10,8 @@ service (`collusion`) through which the corrupt clients see each other.
 
 import os
 import sys
-from collections.abc import Callable
 
-from flwr.clientapp import ClientApp
-from flwr.supernode.cli import flwr_clientapp
-from flwr.supernode.runtime import run_clientapp
+from blackthorn.flower_port.programs import run_clientapp_with
 
 from .byzantine_app import byzantine_app
 from .collusion import Accomplices
@@ -22,8 +19,6 @@ from .registry import get
 
 ATTACK_VARIABLE = "BLACKTHORN_ATTACK"
 PROGRAM = "flwr-clientapp"
-
-LoadClientApp = Callable[..., ClientApp]
 
 
 def main() -> None:
@@ -40,20 +35,4 @@ def main() -> None:
         accomplices = Accomplices.from_environment()
     except (OSError, ValueError) as error:
         sys.exit(f"{PROGRAM}: the collusion service's settings cannot be used: {error}")
-    load_fn = lying(run_clientapp.get_load_client_app_fn, name, accomplices)
-    run_clientapp.get_load_client_app_fn = load_fn
-    flwr_clientapp()
-
-
-def lying(
-    get_load_fn: Callable[..., LoadClientApp],
-    attack: str,
-    accomplices: Accomplices | None = None,
-) -> Callable[..., LoadClientApp]:
-    """Flower's factory of ClientApp loaders, changed to wrap the app each of them loads."""
-
-    def get_lying_load_fn(*args: object, **kwargs: object) -> LoadClientApp:
-        load = get_load_fn(*args, **kwargs)
-        return lambda *bundle: byzantine_app(load(*bundle), attack, accomplices)
-
-    return get_lying_load_fn
+    run_clientapp_with(lambda app: byzantine_app(app, name, accomplices))

@@ -7,12 +7,12 @@ import json
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from types import SimpleNamespace
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 
+from blackthorn.flower_port.programs import pull_every
 from blackthorn.flower_port.transports import Polling
 from blackthorn.server_app.run import execute, prepare
 from blackthorn.settings.config import make_config
@@ -65,11 +65,7 @@ def run_fedavg(grid: Grid, context: Context) -> None:
 @fedavg_quick.main()
 def run_fedavg_quick(grid: Grid, context: Context) -> None:
     """Flower's FedAvg, on a grid that looks for replies as often as our strategy does."""
-    from flwr.superlink.grid import grpc_grid
-
-    interval = Polling().interval(1)
-    quick = SimpleNamespace(time=time.time, sleep=lambda s: time.sleep(min(s, interval)))
-    vars(grpc_grid)["time"] = quick
+    pull_every(Polling().interval(1))
     _average(grid, context)
 
 

@@ -18,6 +18,7 @@ import importlib
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from pkgutil import resolve_name
 from types import ModuleType
@@ -48,6 +49,20 @@ PACED_ENTRIES = {
     "flwr-clientapp": f"{__name__}:clientapp",
 }
 GUARDED_ENTRIES = {"flower-superlink": f"{__name__}:superlink"}
+# What a fork server imports before Flower's own programs are forked from it,
+FLOWER_MODULES = (
+    "flwr.superlink.cli",
+    "flwr.supernode.cli",
+    "flwr.supercore.cli",
+    "flwr.cli.app",
+)
+# and before apps are.
+MODULES_OF_APPS = (
+    "flwr.superlink.cli",
+    "flwr.supernode.cli",
+    "flwr.clientapp",
+    "flwr.serverapp.strategy",
+)
 # What Flower calls our app: the publisher and the name in pyproject.toml.
 APP_ID = "blackthorn/blackthorn"
 _LONGEST_RETRY_SECONDS = 5
@@ -143,6 +158,30 @@ def answer_with(app: "ClientApp") -> None:
     vars(module)["install_from_fab"] = lambda *_, **__: None
     vars(module)["get_load_client_app_fn"] = lambda **_: lambda *_bundle: app
     resolve_name(STANDARD_ENTRIES["flwr-clientapp"])()
+
+
+def run_clientapp_with(change: "Callable[[ClientApp], ClientApp]") -> None:
+    """`flwr-clientapp` with every app that it loads changed."""
+    module = vars(importlib.import_module("flwr.supernode.runtime.run_clientapp"))
+    module["get_load_client_app_fn"] = changing(module["get_load_client_app_fn"], change)
+    resolve_name(STANDARD_ENTRIES["flwr-clientapp"])()
+
+
+def changing(
+    get_load_fn: Callable[..., Any], change: "Callable[[ClientApp], ClientApp]"
+) -> Callable[..., Any]:
+    """Flower's factory of what loads a ClientApp, changed to change each that is loaded."""
+
+    def get_changing_load_fn(*args: object, **kwargs: object) -> Any:
+        load = get_load_fn(*args, **kwargs)
+        return lambda *bundle: change(load(*bundle))
+
+    return get_changing_load_fn
+
+
+def pull_every(seconds: float) -> None:
+    """Flower's own grid looks for replies that often, and not every three seconds."""
+    vars(importlib.import_module("flwr.superlink.grid.grpc_grid"))["time"] = _PacedTime(seconds)
 
 
 def install_once(fab: bytes, install_dir: Path | None = None, skip_prompt: bool = False) -> Path:

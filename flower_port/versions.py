@@ -1,6 +1,8 @@
 """Which versions of Flower this package knows the insides of."""
 
 import importlib.metadata
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 # From, and below which. Where every hop is gRPC: all that this package knows is known of these.
 GRPC = (1, 33), (1, 35)
@@ -35,6 +37,13 @@ def check_grpc() -> None:
     """NotThisFlower unless the installed Flower is one with gRPC on every hop."""
     if not is_one_of(GRPC):
         raise NotThisFlower(
-            f"flwr {installed()} is installed, whose insides are not known here: install "
+            f"flwr {installed()} is installed, whose programs are not known here: install "
             f'{requirement(GRPC)} (pip install "blackthorn[app]")'
         )
+
+
+@contextmanager
+def with_grpc() -> Iterator[None]:
+    """Around imports of what only these versions have: NotThisFlower for another one."""
+    check_grpc()
+    yield

@@ -20,15 +20,20 @@ from cryptography.hazmat.primitives.serialization import (
     load_ssh_public_key,
 )
 from flwr.app import Error, Message, MetricRecord, RecordDict
-from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, ObjectPushError
 
+from blackthorn.flower_port.fleet import (
+    Fleet,
+    Keys,
+    ObjectPullError,
+    ObjectPushError,
+    connected,
+)
 from blackthorn.randomness import Stream, generator_of
 from blackthorn.wire import CLIENT_ID, METRICS, NUM_EXAMPLES, SERVER_ROUND
 
 from ..round_config import number, round_config
 from .behaviours import BEHAVIOURS, SERVER_ATTACKS, Behaviour, Turn, honest_reply
-from .fleet import Fleet, connected
-from .server_attacks import Keys, Peer
+from .server_attacks import Peer
 
 _POLL_SECONDS = 0.1
 _RANDOM = "random"

@@ -12,13 +12,12 @@ from dataclasses import dataclass
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
-from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 
+from blackthorn.flower_port.fleet import Fleet, ObjectPushError
 from blackthorn.wire import ARRAYS, ATTESTED, METRICS, NUM_EXAMPLES, RULE, SERVER_ROUND
 
 from ..misbehaviour import REPLY_ATTACKS
 from ..round_config import attestation
-from .fleet import Fleet
 from .server_attacks import ATTACKS, HELD, Peer
 
 HUGE_BYTES = 500_000_000

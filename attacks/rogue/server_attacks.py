@@ -13,32 +13,32 @@ from dataclasses import dataclass
 from typing import Any
 
 import grpc
-from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import MetricRecord
-from flwr.client.grpc_rere_client.node_auth_client_interceptor import NodeAuthClientInterceptor
-from flwr.common.constant import PUBLIC_KEY_HEADER, SIGNATURE_HEADER, TIMESTAMP_HEADER
-from flwr.proto import fleet_pb2, message_pb2
-from flwr.proto.error_pb2 import Error
-from flwr.proto.fleet_pb2_grpc import FleetStub
-from flwr.proto.node_pb2 import Node
-from flwr.supercore.date import now
-from flwr.supercore.primitives.asymmetric import (
-    generate_key_pairs,
-    public_key_to_bytes,
-    sign_message,
-)
 
+from blackthorn.flower_port.fleet import (
+    METHODS,
+    Error,
+    FleetStub,
+    Keys,
+    Node,
+    fleet_pb2,
+    generate_key_pairs,
+    message_pb2,
+    now,
+    public_key_to_bytes,
+    signature,
+    signing,
+)
 from blackthorn.wire import NUM_EXAMPLES
 
 from . import http2
 
-_PUSH = "/flwr.proto.Fleet/PushMessages"
-_PULL = "/flwr.proto.Fleet/PullMessages"
+_PUSH = f"{METHODS}PushMessages"
+_PULL = f"{METHODS}PullMessages"
 _CALL_SECONDS = 30.0
 _SUPERLINK = 1
 # Seconds for which Flower takes a node for alive at most.
 _LONGEST_HEARTBEAT = 1800
-Keys = tuple[ec.EllipticCurvePrivateKey, ec.EllipticCurvePublicKey]
 
 
 @dataclass
@@ -77,19 +77,11 @@ class Peer:
             trust = grpc.ssl_channel_credentials(self.root_certificates)
             channel = grpc.secure_channel(self.address, trust, options)
         with channel:
-            signing = [] if self.keys is None else [NodeAuthClientInterceptor(*self.keys)]
-            yield grpc.intercept_channel(channel, *signing)
+            yield channel if self.keys is None else signing(channel, self.keys)
 
     def signed(self) -> list[tuple[str, str | bytes]]:
         """The headers that prove the key."""
-        if self.keys is None:
-            return []
-        moment = now().isoformat()
-        return [
-            (PUBLIC_KEY_HEADER, public_key_to_bytes(self.keys[1])),
-            (TIMESTAMP_HEADER, moment),
-            (SIGNATURE_HEADER, sign_message(self.keys[0], moment.encode())),
-        ]
+        return [] if self.keys is None else signature(self.keys)
 
     def public_key(self) -> bytes:
         """The node's public key as the SuperLink knows it, PEM; empty for a node without keys."""
@@ -211,15 +203,9 @@ def registrations(peer: Peer, count: int = 1000) -> str:
     with Peer(peer.address, peer.root_certificates).stub() as stub:
         for _ in range(count):
             keys = generate_key_pairs()
-            moment = now().isoformat()
-            metadata = (
-                (PUBLIC_KEY_HEADER, public_key_to_bytes(keys[1])),
-                (TIMESTAMP_HEADER, moment),
-                (SIGNATURE_HEADER, sign_message(keys[0], moment.encode())),
-            )
             request = fleet_pb2.RegisterNodeFleetRequest(public_key=public_key_to_bytes(keys[1]))
             with contextlib.suppress(grpc.RpcError):
-                stub.RegisterNode(request, metadata=metadata, timeout=_CALL_SECONDS)
+                stub.RegisterNode(request, metadata=signature(keys), timeout=_CALL_SECONDS)
                 taken += 1
     return f"{taken} of {count} taken"
 

@@ -9,7 +9,6 @@ from blackthorn.attacks import get
 from blackthorn.attacks.collusion import CollusionServer, Rendezvous
 from blackthorn.attacks.collusion.client import ADDRESS_VARIABLE, SECONDS_VARIABLE
 from blackthorn.attacks.flwr_clientapp import ATTACK_VARIABLE
-from blackthorn.attacks.rogue.__main__ import check_behaviours
 from blackthorn.launch.federation.deployment import DeploymentError, Node
 from blackthorn.launch.federation.members import OWN_CLIENTAPP, check_safeguards
 from blackthorn.settings.config import ConfigError, RunConfig
@@ -24,6 +23,9 @@ def check_rogue(config: RunConfig, rogue: str) -> None:
     """ConfigError if `rogue` names no behaviours, or no node is Byzantine."""
     if not rogue:
         return
+    # Knows the protocol of some of Flower's versions alone.
+    from blackthorn.attacks.rogue.__main__ import check_behaviours
+
     if config.num_byzantine == 0:
         raise ConfigError(
             f"--rogue {rogue} has no node to run on: num-byzantine = 0, set at least --byzantine 1"

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from blackthorn.flower_port import programs
 from blackthorn.flower_port.control_api import ControlApi, is_serving
 from blackthorn.launch.federation.addresses import LOOPBACK, free_loopback_ports
 from blackthorn.launch.processes.process_groups import ProcessGroup, ProcessKeeper
@@ -21,12 +22,6 @@ from .process_environment import (
 )
 
 SUPERLINK = "superlink"
-FLOWER_MODULES = (
-    "flwr.superlink.cli",
-    "flwr.supernode.cli",
-    "flwr.supercore.cli",
-    "flwr.cli.app",
-)
 _APIS = ("serverappio", "fleet", "control", "health")
 _PORT_DRAWS = 5
 _GRACE_SECONDS = 5.0
@@ -94,7 +89,7 @@ class Deployment:
             old.unlink()
         if self._preload is not None:
             sockets = self._environment.flower_socket, self._environment.app_socket
-            self._start_fork_server("fork-server-flower", sockets[0], FLOWER_MODULES)
+            self._start_fork_server("fork-server-flower", sockets[0], programs.FLOWER_MODULES)
             self._start_fork_server("fork-server-apps", sockets[1], self._preload)
             self._until(sockets[0].exists, deadline, "Flower is not imported")
         addresses = self._start_superlink(deadline)

@@ -29,6 +29,7 @@ from typing import Self
 import grpc
 
 from blackthorn.flower_port.control_api import RunStatus
+from blackthorn.flower_port.programs import MODULES_OF_APPS
 from blackthorn.launch.processes import interrupts
 
 from .app_bundle import Scalar
@@ -39,10 +40,7 @@ from .submission import submit
 __all__ = ["APP_MODULES", "DeploymentError", "FlowerCluster", "Node", "RunStatus"]
 
 APP_MODULES = (
-    "flwr.superlink.cli",
-    "flwr.supernode.cli",
-    "flwr.clientapp",
-    "flwr.serverapp.strategy",
+    *MODULES_OF_APPS,
     "torch",
     # torch.optim and torch.func import it at their first call, which costs as much as torch.
     "torch._dynamo",

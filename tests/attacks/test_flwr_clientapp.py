@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 from flwr.clientapp import ClientApp
 
-from blackthorn.attacks.byzantine_app import ByzantineApp
-from blackthorn.attacks.flwr_clientapp import lying, main
+from blackthorn.attacks.byzantine_app import ByzantineApp, byzantine_app
+from blackthorn.attacks.flwr_clientapp import main
+from blackthorn.flower_port.programs import changing
 from blackthorn.launch.federation.flower_cluster import FlowerCluster, Node
 from blackthorn.launch.processes.program_files import cold_program
 
@@ -32,7 +33,8 @@ def test_every_app_that_flower_loads_is_wrapped() -> None:
         calls.append(options)
         return load
 
-    app = lying(get_load_fn, "nan")(multi_app=True)("id", "version", "hash")
+    load_changed = changing(get_load_fn, lambda app: byzantine_app(app, "nan"))
+    app = load_changed(multi_app=True)("id", "version", "hash")
     assert calls == [{"multi_app": True}, ("id", "version", "hash")]
     assert isinstance(app, ByzantineApp)
 

@@ -32,7 +32,8 @@ from flwr.superlink.config_loader import (
     get_objectstore_linkstate_factories,
 )
 
-from blackthorn.attacks.rogue.server_attacks import Keys, Peer
+from blackthorn.attacks.rogue.server_attacks import Peer
+from blackthorn.flower_port.fleet import Keys
 from blackthorn.flower_port.guard import flower
 from blackthorn.flower_port.guard.checks import Sizes
 from blackthorn.flower_port.guard.connections import Connections

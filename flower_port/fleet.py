@@ -1,4 +1,8 @@
-"""One node's side of Flower's Fleet protocol: pull a message, announce a reply, upload it."""
+"""Flower's Fleet protocol over gRPC, for programs that are no SuperNodes.
+
+One node's side of it (pull a message, announce a reply, upload it), and what its requests are made
+of and signed with.
+"""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -6,25 +10,64 @@ from dataclasses import dataclass
 from typing import Any
 
 import grpc
+from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import Message
-from flwr.client.grpc_rere_client.connection import grpc_request_response
-from flwr.supercore.inflatable.inflatable_object import (
-    InflatableObject,
-    get_all_nested_objects,
-    get_object_tree,
-    iterate_object_tree,
-    no_object_id_recompute,
-)
-from flwr.supercore.inflatable.inflatable_utils import (
-    ObjectPushError,
-    inflate_object_from_contents,
-    pull_objects,
-)
-from flwr.supercore.retry import make_simple_grpc_retry_invoker
-from flwr.supercore.run import RunNotRunningException
 
-from .server_attacks import Keys
+from .versions import with_grpc
 
+with with_grpc():
+    from flwr.client.grpc_rere_client.connection import grpc_request_response
+    from flwr.client.grpc_rere_client.node_auth_client_interceptor import NodeAuthClientInterceptor
+    from flwr.common.constant import PUBLIC_KEY_HEADER, SIGNATURE_HEADER, TIMESTAMP_HEADER
+    from flwr.proto import fleet_pb2, message_pb2
+    from flwr.proto.error_pb2 import Error
+    from flwr.proto.fleet_pb2_grpc import FleetStub
+    from flwr.proto.node_pb2 import Node
+    from flwr.supercore.date import now
+    from flwr.supercore.inflatable.inflatable_object import (
+        InflatableObject,
+        get_all_nested_objects,
+        get_object_tree,
+        iterate_object_tree,
+        no_object_id_recompute,
+    )
+    from flwr.supercore.inflatable.inflatable_utils import (
+        ObjectPullError,
+        ObjectPushError,
+        inflate_object_from_contents,
+        pull_objects,
+    )
+    from flwr.supercore.primitives.asymmetric import (
+        generate_key_pairs,
+        public_key_to_bytes,
+        sign_message,
+    )
+    from flwr.supercore.retry import make_simple_grpc_retry_invoker
+    from flwr.supercore.run import RunNotRunningException
+
+__all__ = [
+    "METHODS",
+    "Announcement",
+    "Error",
+    "Fleet",
+    "FleetStub",
+    "Keys",
+    "Node",
+    "ObjectPullError",
+    "ObjectPushError",
+    "connected",
+    "fleet_pb2",
+    "generate_key_pairs",
+    "message_pb2",
+    "now",
+    "public_key_to_bytes",
+    "signature",
+    "signing",
+]
+
+Keys = tuple[ec.EllipticCurvePrivateKey, ec.EllipticCurvePublicKey]
+# Before a method's name in a gRPC request.
+METHODS = "/flwr.proto.Fleet/"
 # A SuperLink that cannot be reached for so long is not waited for any longer.
 PATIENCE_SECONDS = 60.0
 
@@ -54,6 +97,21 @@ class Announcement:
             self.upload_part(self.run_id, self.session, object_id, content)
         except (grpc.RpcError, RunNotRunningException) as error:
             raise ObjectPushError(object_id, self.run_id, self.session) from error
+
+
+def signature(keys: Keys) -> list[tuple[str, str | bytes]]:
+    """The headers of a request that prove the key, now."""
+    moment = now().isoformat()
+    return [
+        (PUBLIC_KEY_HEADER, public_key_to_bytes(keys[1])),
+        (TIMESTAMP_HEADER, moment),
+        (SIGNATURE_HEADER, sign_message(keys[0], moment.encode())),
+    ]
+
+
+def signing(channel: grpc.Channel, keys: Keys) -> grpc.Channel:
+    """The channel with every call signed."""
+    return grpc.intercept_channel(channel, NodeAuthClientInterceptor(*keys))
 
 
 class Fleet:
