@@ -1,10 +1,10 @@
-"""What a train message's ConfigRecord tells a corrupt client about the round."""
+"""What a train message tells a corrupt client about the round, and how an honest one replies."""
 
 import hashlib
 
-from flwr.app import ConfigRecord, Context, Message
+from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 
-from blackthorn.wire import CONFIG, RULE, SERVER_ROUND
+from blackthorn.wire import ARRAYS, ATTESTED, CONFIG, METRICS, NUM_EXAMPLES, RULE, SERVER_ROUND
 
 
 def round_config(message: Message) -> ConfigRecord:
@@ -21,6 +21,16 @@ def attestation(message: Message) -> ConfigRecord:
     exact = sorted((key, float(value)) for key, value in numbers.items())  # type: ignore[arg-type]
     said = repr(("this ClientApp has carried out the rule", server_round, name, exact))
     return ConfigRecord({"sha256": hashlib.sha256(said.encode()).hexdigest()})
+
+
+def honest_reply(order: Message, num_examples: int) -> Message:
+    """The order's own model, as if training had changed nothing, and the word that it has."""
+    arrays = order.content.array_records[ARRAYS]
+    metrics = MetricRecord({NUM_EXAMPLES: num_examples})
+    content = RecordDict({ARRAYS: arrays, METRICS: metrics})
+    if RULE in order.content:
+        content[ATTESTED] = attestation(order)
+    return Message(content, reply_to=order)
 
 
 def expected_cohort(context: Context) -> int:

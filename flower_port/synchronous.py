@@ -1,5 +1,6 @@
 """Grids that have all replies when they were asked: simulated clients, and their attackers."""
 
+import importlib
 import time
 from collections.abc import Iterable, Sequence
 from uuid import uuid4
@@ -15,6 +16,7 @@ class SynchronousGrid(Grid, Transport):
     """A grid that has all replies when it was asked: `send_and_receive` gives them in one call."""
 
     def __init__(self) -> None:
+        as_a_task()
         self._run = Run.create_empty(1)
         self._replies: dict[str, Message] = {}
 
@@ -72,6 +74,20 @@ class SynchronousGrid(Grid, Transport):
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """The replies to `message_ids`, each once."""
         return [self._replies.pop(i) for i in message_ids if i in self._replies]
+
+
+def as_a_task() -> None:
+    """Let messages be made in this process, which no SuperLink has given a task.
+
+    Flower from 1.38 on asks whose task a new message is of, and takes none that has no answer.
+    """
+    try:
+        identity = importlib.import_module("flwr.supercore.task_identity").TaskIdentity
+    except ModuleNotFoundError:
+        return
+    for name in ("run_id", "node_id", "task_id"):
+        if getattr(identity, f"_{name}") is None:
+            setattr(identity, name, 0)
 
 
 def attribute_replies(

@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 from typer.core import TyperCommand
 
+from blackthorn.flower_port.versions import NotThisFlower, check_grpc
 from blackthorn.installation import NotInstalled, require
 from blackthorn.launch.commands.calibrate import app as calibrate_app
 from blackthorn.launch.commands.output import (
@@ -41,6 +42,15 @@ class NeedsApp(TyperCommand):
         return super().invoke(ctx)
 
 
+class NeedsGrpc(NeedsApp):
+    """A command that talks with Flower's programs, or starts them: all hops are gRPC."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; NotThisFlower where the installed Flower speaks otherwise."""
+        check_grpc()
+        return super().invoke(ctx)
+
+
 app = typer.Typer(
     name="blackthorn",
     help="Federated learning that survives fat tails, privacy budgets and clients that lie.",
@@ -49,8 +59,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(calibrate_app, name="calibrate")
-for command in (certs, server, client, register, unregister, run, follow, stop, status):
-    app.command(cls=NeedsApp)(command)
+app.command(cls=NeedsApp)(certs)
+for command in (server, client, register, unregister, run, follow, stop, status):
+    app.command(cls=NeedsGrpc)(command)
 console = Console()
 _SIGNALLED = {130: "interrupted", 143: "terminated"}
 
@@ -99,7 +110,7 @@ def simulate(
         finish(run(config, people_console(quiet, as_json)), as_json)
 
 
-@app.command(cls=NeedsApp)
+@app.command(cls=NeedsGrpc)
 def cluster(
     recipe: Recipe,
     clients: Annotated[int | None, typer.Option(help="Clients, one SuperNode each.")] = None,
@@ -360,7 +371,7 @@ def main() -> None:
     try:
         with termination_unwinds():
             app(prog_name="blackthorn")
-    except (ConfigError, NotInstalled) as error:
+    except (ConfigError, NotInstalled, NotThisFlower) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
     except RuntimeError as error:

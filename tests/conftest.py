@@ -19,6 +19,14 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
+def pytest_configure() -> None:
+    """Tests make messages that no SuperLink has asked for."""
+    # Flower reads the environment, as it is set above, when it is imported.
+    from blackthorn.flower_port.synchronous import as_a_task
+
+    as_a_task()
+
+
 @pytest.fixture(autouse=True)
 def audible() -> Iterator[None]:
     """A simulation quiets the log of the process that it is alone in, a ServerApp has it printed;

@@ -31,8 +31,8 @@ from blackthorn.flower_port.fleet import (
 from blackthorn.randomness import Stream, generator_of
 from blackthorn.wire import CLIENT_ID, METRICS, NUM_EXAMPLES, SERVER_ROUND
 
-from ..round_config import number, round_config
-from .behaviours import BEHAVIOURS, SERVER_ATTACKS, Behaviour, Turn, honest_reply
+from ..round_config import honest_reply, number, round_config
+from .behaviours import BEHAVIOURS, SERVER_ATTACKS, Behaviour, Turn
 from .server_attacks import Peer
 
 _POLL_SECONDS = 0.1

@@ -14,10 +14,9 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 
 from blackthorn.flower_port.fleet import Fleet, ObjectPushError
-from blackthorn.wire import ARRAYS, ATTESTED, METRICS, NUM_EXAMPLES, RULE, SERVER_ROUND
+from blackthorn.wire import ARRAYS, METRICS, SERVER_ROUND
 
 from ..misbehaviour import REPLY_ATTACKS
-from ..round_config import attestation
 from .server_attacks import ATTACKS, HELD, Peer
 
 HUGE_BYTES = 500_000_000
@@ -43,16 +42,6 @@ class Turn:
 
 
 Behaviour = Callable[[Turn], str]
-
-
-def honest_reply(order: Message, num_examples: int) -> Message:
-    """The order's own model, as if training had changed nothing, and the word that it has."""
-    arrays = order.content.array_records[ARRAYS]
-    metrics = MetricRecord({NUM_EXAMPLES: num_examples})
-    content = RecordDict({ARRAYS: arrays, METRICS: metrics})
-    if RULE in order.content:
-        content[ATTESTED] = attestation(order)
-    return Message(content, reply_to=order)
 
 
 def sends(forge: Callable[[Message], Message]) -> Behaviour:

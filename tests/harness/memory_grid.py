@@ -10,6 +10,7 @@ from flwr.app import Array, ArrayRecord, Context, Error, Message, MetricRecord, 
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
+from blackthorn.flower_port.synchronous import as_a_task
 from blackthorn.flower_port.transports import (
     AwaitedReply,
     Polling,
@@ -33,6 +34,7 @@ class MemoryGrid(Grid, Transport):
     polling = Polling(reply=0.002, each=0.0, arrival=0.002, nodes=0.002)
 
     def __init__(self, nodes: Mapping[int, Answer], *, message_ids: bool = True) -> None:
+        as_a_task()
         self.nodes = dict(nodes)
         self.unreachable: set[int] = set()
         self.sent: list[Message] = []

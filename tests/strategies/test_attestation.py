@@ -11,7 +11,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, 
 from memory_grid import DIMENSION, Answer, MemoryGrid, initial_model, quadratic_app, runs, vector_of
 
 from blackthorn import attacks
-from blackthorn.attacks.rogue.behaviours import honest_reply
+from blackthorn.attacks.round_config import honest_reply
 from blackthorn.client_app.clientapp import app
 from blackthorn.server_app.build import build_strategy
 from blackthorn.settings.config import make_config, to_mapping
