@@ -2,6 +2,7 @@
 # make test            sets everything up and passes the tests (at most 10 minutes)
 # make test-deployment everything with Flower's real processes
 # make test-docker     everything in containers (needs a Docker engine)
+# make test-newest-flower  strategies and clients on Flower's newest release
 # make docs            builds the documentation's pages in site/
 # make compose-up      starts a federation in containers: CLIENTS=5 BYZANTINE=1, TLS=1 for TLS
 # make compose-run     runs RECIPE=recipes/demo.toml there; results are in deployment/runs
@@ -16,12 +17,13 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 TESTS_READY := $(VENV)/.tests-ready
 DOCS_READY := $(VENV)/.docs-ready
+NEWEST := $(VENV)/newest-flower
 export OMP_WAIT_POLICY ?= PASSIVE
 export FLWR_TELEMETRY_ENABLED := 0
 export FLWR_DISABLE_UPDATE_CHECK := 1
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: demo test lint test-deployment test-docker test-slow setup docs clean \
+.PHONY: demo test lint test-deployment test-docker test-newest-flower test-slow setup docs clean \
   compose-up compose-run compose-down
 .DEFAULT_GOAL := demo
 
@@ -69,6 +71,27 @@ test-deployment: $(TESTS_READY)
 
 test-docker: $(TESTS_READY)
 	$(BIN)/python -m pytest -m docker
+
+# Its packages come first; all others are those of .venv, this one too.
+$(NEWEST)/.ready: newest-flower.txt $(TESTS_READY)
+	@rm -rf $(NEWEST)
+	@$(BIN)/python -m venv --without-pip $(NEWEST)
+	@$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"), "import _editable_impl_blackthorn", sep="\n")' \
+	  > "$$($(NEWEST)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/shared.pth"
+	@$(BIN)/python -m pip --python $(NEWEST)/bin/python install -q --ignore-installed --no-deps -r newest-flower.txt
+	@touch $@
+
+# Every test file in which messages are made, sent or answered, and which starts no command.
+ON_NEWEST_FLOWER := $(addprefix tests/,test_golden_models.py simulation/test_engine.py \
+  $(patsubst %,flower_port/test_%.py,http_rounds reply_pull transports versions) \
+  $(patsubst %,strategies/test_%.py,array_codec attestation clipping_strategies enrolment \
+    fed_langevin federated_evaluation frame private_averaging quorum screening \
+    what_a_client_learns) \
+  $(patsubst %,client_app/test_%.py,disclosure noised_models) \
+  $(patsubst %,attacks/test_%.py,attacking_grid misbehaviour))
+test-newest-flower: $(NEWEST)/.ready
+	$(NEWEST)/bin/python -m pytest -n $(TEST_PROCESSES) --dist worksteal \
+	  -m "not slow" $(ON_NEWEST_FLOWER)
 
 test-slow: $(TESTS_READY)
 	$(BIN)/python -m pytest -m slow
