@@ -1,4 +1,4 @@
-"""The guard's settings, its log, and the Flower that it knows."""
+"""The guard's settings, its log, and what it expects of Flower."""
 
 import ast
 import logging
