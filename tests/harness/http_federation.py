@@ -41,7 +41,8 @@ class Federation:
         with (self.work / f"{name}.log").open("ab") as log:
             process = subprocess.Popen(
                 command,
-                **{"stdout": log, "stderr": log},
+                stdout=log,
+                stderr=log,
                 env=self.environment,
                 cwd=self.work,
                 start_new_session=True,
