@@ -84,8 +84,8 @@ $(NEWEST)/.ready: newest-flower.txt $(TESTS_READY)
 # Every test file in which messages are made, sent or answered, and which starts no command.
 ON_NEWEST_FLOWER := $(addprefix tests/,test_golden_models.py simulation/test_engine.py \
   $(patsubst %,flower_port/test_%.py,http_rounds reply_pull transports versions) \
-  $(patsubst %,strategies/test_%.py,array_codec attestation clipping_strategies enrolment \
-    fed_langevin federated_evaluation frame private_averaging quorum screening \
+  $(patsubst %,strategies/test_%.py,array_codec attestation bad_replies base clipping_strategies \
+    enrolment evaluation fed_langevin hooks private_averaging quorum rounds screening \
     what_a_client_learns) \
   $(patsubst %,client_app/test_%.py,disclosure noised_models) \
   $(patsubst %,attacks/test_%.py,attacking_grid misbehaviour))

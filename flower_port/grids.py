@@ -41,12 +41,6 @@ def adapter_of(grid: Grid) -> GridAdapter:
     )
 
 
-def is_grpc(grid: Grid) -> bool:
-    """Whether clients are behind a SuperLink that others reach, too; else they are in this process,
-    or Flower's simulation starts them."""
-    return isinstance(getattr(grid, "_channel", None), grpc.Channel)
-
-
 def is_flower_simulation(grid: Grid) -> bool:
     """Whether Flower's own simulation runs the clients."""
     return _flowers_name(grid) == _SIMULATION

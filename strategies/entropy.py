@@ -8,7 +8,6 @@ import os
 from typing import Protocol
 
 import numpy as np
-from scipy.special import ndtri
 
 from blackthorn.randomness import Stream, generator_of
 
@@ -17,8 +16,8 @@ _BLOCK = 1 << 20
 _SIGN, _EXPONENT = np.uint64(1), np.uint64(53)
 # Words that one number may take beside its first: 11 + 18 · 53 leading zeros, 2^-965.
 _MORE_WORDS = 18
-# Where the tails of normal numbers end.
-LARGEST_NORMAL = -float(ndtri(2.0**-967))
+# Where the tails of normal numbers end: -Φ⁻¹(2^-967).
+LARGEST_NORMAL = 36.489905447635216
 
 
 class Randomness(Protocol):
@@ -41,6 +40,9 @@ class SystemRandomness:
 
     def normal(self, size: int) -> np.ndarray:
         """±Φ⁻¹(u/2) with u as in `uniform`: the tails reach to `LARGEST_NORMAL` = 36.5."""
+        # Imported here, since the import takes longer than that of all strategies.
+        from scipy.special import ndtri
+
         result = np.empty(size)
         for start in range(0, size, _BLOCK):
             part = result[start : start + _BLOCK]

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-from scipy.special import ndtr
 
 from .release import Charge, Release
 
@@ -82,6 +81,9 @@ def drawn_profile(release: Release, epsilons: np.ndarray) -> np.ndarray:
     The relation is symmetric, so that δ(ε) = 1 − e^ε + e^ε δ(−ε) for ε < 0. Each value is attained
     by a pair of populations: all others at one end, the one client at the same or the other.
     """
+    # Imported here, as in entropy.py.
+    from scipy.special import ndtr
+
     size, population = release.drawn or (1, 1)
     rate, z = size / population, release.noise_multiplier
     losses = np.abs(epsilons)

@@ -9,7 +9,6 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-import scipy.linalg
 import torch
 from threadpoolctl import ThreadpoolController
 from torch import Tensor
@@ -128,6 +127,9 @@ def outlier_scores(gram: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, f
     With D = diag(w̄) and G_c the Gram matrix about μ, the K×K matrix A = D^{1/2} G_c D^{1/2} has
     the λ of Σ, and for its unit eigenvector a, τ_i = (G_c D^{1/2} a)_i² / λ.
     """
+    # Before _blas, which finds the libraries that are loaded; here, since it takes its time.
+    from scipy.linalg import eigh
+
     shares = weights / weights.sum()
     products = gram @ shares
     centred = gram - products[:, None] - products[None, :] + shares @ products
@@ -135,7 +137,7 @@ def outlier_scores(gram: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, f
     last = len(gram) - 1
     # Two threads on so small a matrix, beside PyTorch's, take many times as long as one.
     with _blas().limit(limits=1, user_api="blas"):
-        eigenvalues, vectors = scipy.linalg.eigh(
+        eigenvalues, vectors = eigh(
             root[:, None] * centred * root[None, :], subset_by_index=[last, last]
         )
     variance = float(eigenvalues[0])

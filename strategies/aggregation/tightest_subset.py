@@ -9,7 +9,6 @@ from itertools import combinations
 from typing import Any
 
 import numpy as np
-import scipy.linalg
 import torch
 from torch import Tensor
 
@@ -95,12 +94,13 @@ def smea(updates: Any, num_corrupt: int) -> Aggregate:
 
 def _largest_variance(gram: np.ndarray) -> float:
     """λ_max of the covariance of rows with this Gram matrix about any centre."""
+    # Imported here, since it takes its time.
+    from scipy.linalg import eigh
+
     centred = gram - gram.mean(axis=0)[None, :]
     centred -= centred.mean(axis=1)[:, None]
     last = len(gram) - 1
-    (largest,) = scipy.linalg.eigh(
-        centred / len(gram), eigvals_only=True, subset_by_index=[last] * 2
-    )
+    (largest,) = eigh(centred / len(gram), eigvals_only=True, subset_by_index=[last] * 2)
     return float(largest)
 
 

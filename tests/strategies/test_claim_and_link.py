@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 import pytest
 from memory_grid import MemoryGrid, initial_model, quadratic_app, runs
+from test_guarded_link import GuardedGrid
 
 from blackthorn.flower_port.guard import service
 from blackthorn.flower_port.guard.checks import Sizes
@@ -21,14 +22,6 @@ from blackthorn.strategies.ledger import Ledger
 
 INCLUDED = "all other clients together included"
 PLAN = PrivacyPlan(ClipNorm(1.0), noise_multiplier=2.0, num_clients=2, rounds=9, delta=0.01)
-
-
-class OverGrpc(MemoryGrid):
-    """A grid in memory, with a channel to a SuperLink as Flower's gRPC grid has one."""
-
-    def __init__(self, nodes: Any, channel: grpc.Channel) -> None:
-        super().__init__(nodes)
-        self._channel = channel
 
 
 @pytest.fixture(params=["guarded", "open"])
@@ -60,7 +53,7 @@ def test_clients_of_a_superlink_without_the_guard_are_not_covered(
     superlink: tuple[bool, Any], tmp_path: Path
 ) -> None:
     guarded, channel = superlink
-    grid = OverGrpc({n: runs(quadratic_app(n)) for n in (11, 12)}, channel)
+    grid = GuardedGrid({n: runs(quadratic_app(n)) for n in (11, 12)}, channel)
     covered, sentence = told(tmp_path / "ledger.json", grid)
     assert covered == guarded
     assert (INCLUDED in sentence) == guarded

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from scipy import stats
+from scipy import special, stats
 
 from blackthorn.randomness import Stream
 from blackthorn.strategies import ClipNorm, PoissonParticipation, PrivacyPlan
@@ -107,6 +107,10 @@ def test_a_rate_below_all_53_bits_is_met(monkeypatch: pytest.MonkeyPatch) -> Non
         sampler = PoissonParticipation(1e-18)
         chosen = PrivacyPlan(ClipNorm(1.0), 1.0, num_clients=1, rounds=1, participation=sampler)
         assert chosen.draw([7], SystemRandomness()).clients == ([7] if joins else [])
+
+
+def test_the_tails_end_at_the_smallest_fraction() -> None:
+    assert pytest.approx(-special.ndtri(2.0**-967), rel=1e-15) == LARGEST_NORMAL
 
 
 def test_extreme_words_give_finite_normal_numbers(monkeypatch: pytest.MonkeyPatch) -> None:

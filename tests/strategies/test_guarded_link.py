@@ -27,7 +27,7 @@ KEYS = {b"key of 11": 11, b"key of 12": 12, b"key of 13": 13}
 
 
 class GuardedGrid(MemoryGrid):
-    """A grid in memory whose SuperLink's guard answers over gRPC."""
+    """A grid in memory that asks a SuperLink's guard over gRPC, if there is one."""
 
     def __init__(self, nodes: Any, channel: grpc.Channel) -> None:
         super().__init__(nodes)
