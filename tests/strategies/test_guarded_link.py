@@ -9,8 +9,8 @@ from typing import Any
 
 import grpc
 import pytest
+from enrolling_nodes import holds, settle
 from memory_grid import MemoryGrid, initial_model, quadratic_app, runs
-from test_enrolment import holds, settle
 
 from blackthorn.flower_port.grpc_grid import report_of_guard
 from blackthorn.flower_port.guard import REPORT, service

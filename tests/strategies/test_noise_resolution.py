@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from noised_rounds import CLIENTS, LR, START, C, Z, grid, ones, plan, state_of
 from scipy import stats
-from test_private_averaging import CLIENTS, LR, START, C, Z, grid, ones, plan, state_of
 
 from blackthorn.server_app.run import prepare
 from blackthorn.settings.config import ConfigError, make_config
