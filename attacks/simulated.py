@@ -207,12 +207,6 @@ class AttackingGrid(SynchronousGrid):
         """The inner grid's run."""
         return self._grid.run
 
-    def __getattr__(self, name: str) -> Any:
-        """What a grid has beyond Flower's interface."""
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return getattr(self._grid, name)
-
 
 def _trains(message: Message) -> bool:
     return message.metadata.message_type.startswith("train")

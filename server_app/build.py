@@ -22,6 +22,7 @@ from blackthorn.strategies import (
 from blackthorn.strategies.aggregators import (
     Aggregator,
     Buckets,
+    CorruptionBound,
     Mixing,
     OwnRule,
     RageFilter,
@@ -32,7 +33,6 @@ from blackthorn.strategies.aggregators import (
 )
 from blackthorn.strategies.algorithms import algorithm_class, check_own_algorithm
 from blackthorn.strategies.base import Observer
-from blackthorn.strategies.corruption import CorruptionBound
 from blackthorn.strategies.private_averaging import PrivateOptions
 from blackthorn.strategies.rounds import RoundContext
 from blackthorn.tasks.problem import Problem

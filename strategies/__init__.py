@@ -21,6 +21,7 @@ from .aggregation import (
 from .aggregators import (
     Aggregator,
     Buckets,
+    CorruptionBound,
     RageFilter,
     RobustRule,
     adaptive_clipping,
@@ -32,7 +33,6 @@ from .biclip import BiClip, biclip
 from .bounded_update import ClipNorm
 from .bounding import NormBound, clip, normalize
 from .clipping import CEFedAvg, FatClippingPI, FatClippingPR, ModelClipping
-from .corruption import CorruptionBound
 from .dp_fedavg import DPFedAvg, DPNormFedAvg
 from .enrolment import NotEnoughClients
 from .error_feedback import ErrorFeedback

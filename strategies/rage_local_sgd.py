@@ -4,9 +4,8 @@ from typing import Literal, Unpack
 
 from blackthorn.settings.config import RunConfig
 
-from .aggregators import Mixing, RageFilter
+from .aggregators import CorruptionBound, Mixing, RageFilter
 from .base import FederatedStrategy, StrategyOptions
-from .corruption import CorruptionBound
 from .gfedavg import GFedAvg
 
 

@@ -20,8 +20,7 @@ from blackthorn.reporting.prediction import load_run
 from blackthorn.server_app.run import prepare
 from blackthorn.settings.config import ConfigError, RunConfig, make_config, to_mapping
 from blackthorn.settings.own_code import own_function
-from blackthorn.strategies.aggregators import OwnRule
-from blackthorn.strategies.corruption import CorruptionBound
+from blackthorn.strategies.aggregators import CorruptionBound, OwnRule
 
 MODEL = """
 import torch

@@ -24,6 +24,7 @@ from blackthorn.strategies import (
     ServerStep,
     StrategyOptions,
 )
+from blackthorn.strategies.aggregators import CorruptionBound
 from blackthorn.strategies.claim_options import (
     OPTIONS,
     PRIVATE_OPTIONS,
@@ -31,7 +32,6 @@ from blackthorn.strategies.claim_options import (
     Row,
     check_options,
 )
-from blackthorn.strategies.corruption import CorruptionBound
 from blackthorn.strategies.private_averaging import PrivateAveraging
 
 CLIENTS = 4

@@ -39,8 +39,8 @@ from blackthorn.strategies import (
     RageFilter,
     spent,
 )
+from blackthorn.strategies.aggregators import CorruptionBound
 from blackthorn.strategies.attestation import SentRule
-from blackthorn.strategies.corruption import CorruptionBound
 from blackthorn.strategies.ledger import read_charges
 from blackthorn.strategies.private_averaging import PrivateAveraging
 
