@@ -4,6 +4,7 @@
 `byzantine_app` in the place of a node's honest ClientApp.
 """
 
+from .adaptive import RuleAt, ServerRule, adaptive
 from .byzantine_app import byzantine_app
 from .distance_attacks import min_max, min_sum
 from .registry import Attack, DataAttack, ReplyAttack, VectorAttack, flip_labels, get, names
@@ -25,7 +26,10 @@ __all__ = [
     "AttackingGrid",
     "DataAttack",
     "ReplyAttack",
+    "RuleAt",
+    "ServerRule",
     "VectorAttack",
+    "adaptive",
     "all_ones",
     "baruch",
     "byzantine_app",

@@ -6,6 +6,9 @@ same colluders send in a simulation. Without them, or while the service is away,
 sees its own update alone (b = 1). What all then still have in common is the seed in the round's
 config, from which the shared vector of `gradient-shift` comes.
 
+An attack that asks what the server would make of its vectors computes that from the run's
+configuration, which every client is sent.
+
 The train message's ConfigRecord "config" may hold "server-round", "client-id", "seed" and the
 local learning rate "local-lr"; without the rate, updates are taken in parameter units. K, how many
 clients answer in the round, is what the run's configuration leads to expect. The environment
@@ -20,8 +23,11 @@ from flwr.clientapp import ClientApp
 from torch import Tensor
 
 from blackthorn.randomness import Stream, generator_of
+from blackthorn.settings.catalogue import SERVER_RULE, load
+from blackthorn.settings.config import make_config
 from blackthorn.wire import ARRAYS, CLIENT_ID, LOCAL_LR, POISON, SEED, SERVER_ROUND
 
+from .adaptive import RuleAt, ServerRule
 from .collusion import Accomplices, CollusionFailed
 from .model_records import FlatModel
 from .registry import DataAttack, ReplyAttack, VectorAttack, get
@@ -83,10 +89,15 @@ def _lie(
     own = model.update(reply, local_lr)
     together = None if accomplices is None else _shared(accomplices, message, own)
     updates, row = (own.unsqueeze(0), 0) if together is None else together
+    rule: ServerRule | None = None
+    if attack.asks_the_rule:
+        rule_at: RuleAt = load(SERVER_RULE)(make_config(context.run_config))
+        rule = rule_at(int(number(config, SERVER_ROUND, 0)), local_lr, model.vector)
     vectors = attack(
         updates,
         num_clients=expected_cohort(context),
         generator=_generator(attack, config, together is not None),
+        rule=rule,
     )
     return model.forge(reply, vectors[row], local_lr)
 

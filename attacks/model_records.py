@@ -26,6 +26,12 @@ class FlatModel:
         }
         self._dtype = np.result_type(np.float32, *(a.dtype for a in self._floating.values()))
 
+    @property
+    def vector(self) -> Tensor:
+        """The global model w [d]."""
+        parts = [array.astype(self._dtype).ravel() for array in self._floating.values()]
+        return torch.from_numpy(np.concatenate(parts)) if parts else torch.empty(0)
+
     def update(self, reply: Message, local_lr: float) -> Tensor:
         """The honest reply's u [d], gradient units.
 

@@ -16,6 +16,7 @@ from torch import Tensor, as_tensor
 from blackthorn.settings.own_code import failure, is_own_code, own_function
 
 from . import distance_attacks, vector_attacks
+from .adaptive import ServerRule, adaptive
 from .misbehaviour import REPLY_ATTACKS
 from .vector_attacks import VectorFunction
 
@@ -26,12 +27,14 @@ Kind = Literal["vector", "data", "reply"]
 class VectorAttack:
     """own [b, d] -> [b, d]; see `vector_attacks` for the arguments.
 
-    shared_randomness: all corrupt clients of a round use the same random vector.
+    shared_randomness: all corrupt clients of a round use the same random vector; asks_the_rule:
+    it is called with what the server makes of a round, as `rule`.
     """
 
     name: str
     function: VectorFunction
     shared_randomness: bool = False
+    asks_the_rule: bool = False
     kind: Literal["vector"] = "vector"
 
     def __call__(
@@ -41,9 +44,19 @@ class VectorAttack:
         num_clients: int,
         generator: np.random.Generator,
         honest: Tensor | None = None,
+        rule: ServerRule | None = None,
     ) -> Tensor:
-        """The colluders' vectors, gradient units, shape and dtype of `own`."""
-        return self.function(own, num_clients=num_clients, generator=generator, honest=honest)
+        """The colluders' vectors, gradient units, shape and dtype of `own`.
+
+        ValueError where the attack asks the server's rule and there is none.
+        """
+        if not self.asks_the_rule:
+            return self.function(own, num_clients=num_clients, generator=generator, honest=honest)
+        if rule is None:
+            raise ValueError(f"attack {self.name} needs the server's rule, and was given none")
+        return self.function(
+            own, num_clients=num_clients, generator=generator, honest=honest, rule=rule
+        )
 
 
 class OwnAttackFailed(RuntimeError):
@@ -122,8 +135,10 @@ _VECTORS: dict[str, VectorFunction] = {
     "mimic": vector_attacks.mimic,
     "min-max": distance_attacks.min_max,
     "min-sum": distance_attacks.min_sum,
+    "adaptive": adaptive,
 }
 _SHARED_RANDOMNESS = {"gradient-shift"}
+_ASKS_THE_RULE = {"adaptive"}
 _ABSENCES: dict[str, Literal["error", "silence"]] = {
     "raise": "error",
     "slow": "silence",
@@ -132,7 +147,7 @@ _ABSENCES: dict[str, Literal["error", "silence"]] = {
 
 _ATTACKS: dict[str, Attack] = {
     **{
-        name: VectorAttack(name, function, name in _SHARED_RANDOMNESS)
+        name: VectorAttack(name, function, name in _SHARED_RANDOMNESS, name in _ASKS_THE_RULE)
         for name, function in _VECTORS.items()
     },
     "label-flip": DataAttack("label-flip", flip_labels),

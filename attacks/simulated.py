@@ -18,6 +18,7 @@ from blackthorn.flower_port.synchronous import SynchronousGrid
 from blackthorn.randomness import Stream, generator_of
 from blackthorn.wire import ARRAYS, CLIENT_ID, LOCAL_LR, POISON, SERVER_ROUND
 
+from .adaptive import RuleAt
 from .model_records import FlatModel
 from .registry import DataAttack, ReplyAttack, VectorAttack, get
 from .round_config import number, round_config
@@ -69,7 +70,8 @@ class AttackingGrid(SynchronousGrid):
     the cohort and answer collude, and K is the number of replies of the round that carry a content.
     Where `collusion` is false each sends what a `ByzantineApp` without accomplices would: its lie
     is made of its own update and nobody else's, and K is the `expected_cohort`. `omniscient`
-    attackers also see the honest updates. The train messages' ConfigRecord "config" must hold
+    attackers also see the honest updates. `rule_at` gives what the server makes of a round's
+    updates, for an attack that asks. The train messages' ConfigRecord "config" must hold
     "server-round", "client-id" and the local learning rate (under `local_lr_key`); ValueError if
     it does not.
 
@@ -91,8 +93,10 @@ class AttackingGrid(SynchronousGrid):
         omniscient: bool = False,
         local_lr_key: str = LOCAL_LR,
         expected_cohort: int = 1,
+        rule_at: RuleAt | None = None,
     ) -> None:
         super().__init__()
+        self._rule_at = rule_at
         self._grid = grid
         self._attack = get(attack_name)
         self._corrupt_clients = corrupt_clients
@@ -143,12 +147,14 @@ class AttackingGrid(SynchronousGrid):
         num_clients: int,
     ) -> dict[int, Message | None]:
         """What attackers that share their updates send."""
-        model = FlatModel(attackers[0].order.message.content.array_records[ARRAYS])
+        order = attackers[0].order
+        model = FlatModel(order.message.content.array_records[ARRAYS])
         vectors = attack(
             _updates(model, attackers),
             num_clients=num_clients,
-            generator=self._generator(attack, attackers[0].order),
+            generator=self._generator(attack, order),
             honest=_updates(model, honest) if self._omniscient and honest else None,
+            rule=self._rule_at and self._rule_at(order.server_round, order.local_lr, model.vector),
         )
         return {
             attacker.position: model.forge(attacker.reply, vector, attacker.order.local_lr)

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from blackthorn import attacks
 from blackthorn.recording.privacy import local_rate_of, participation_of, privacy_plan
 from blackthorn.settings.config import ConfigError, RunConfig
@@ -95,6 +97,15 @@ def build_strategy(
     warning = unprotected(config, expected_cohort(config))
     if warning:
         logger.warning(warning)
+    return _built(config, observers, plan, ledger)
+
+
+def _built(
+    config: RunConfig,
+    observers: Sequence[Observer] = (),
+    plan: PrivacyPlan | None = None,
+    ledger: Path | None = None,
+) -> FederatedStrategy:
     options = strategy_options(config, observers)
     aggregator = _aggregator(config)
     if aggregator is not None:
@@ -105,6 +116,26 @@ def build_strategy(
         del options["participation"]  # the plan's
         options = PrivateOptions(**options, privacy=plan, ledger=ledger)
     return algorithm_class(config).build(config, options)
+
+
+def server_rule(config: RunConfig) -> attacks.RuleAt:
+    """What the server makes of a round's updates, at a round, a rate and a model: for an attacker
+    who knows the configuration (`attacks/adaptive.py`). Noise for privacy is left out."""
+    built: list[FederatedStrategy] = []
+
+    def at(server_round: int, local_lr: float, model: torch.Tensor) -> attacks.ServerRule:
+        if not built:
+            built.append(_built(config))
+        context = RoundContext(server_round, local_lr, model)
+
+        def rule(updates: torch.Tensor) -> torch.Tensor:
+            count = len(updates)
+            weights = torch.full((count,), 1 / count, dtype=torch.float64)
+            return built[0].aggregate(updates, weights, context).vector
+
+        return rule
+
+    return at
 
 
 def _aggregator(config: RunConfig) -> Aggregator | None:

@@ -46,7 +46,7 @@ from blackthorn.recording.state_files import Saved
 from blackthorn.recording.tracking import Tracker, check_tracking, make_trackers
 from blackthorn.reporting.posterior_report import check_posterior, report_posterior
 from blackthorn.reporting.run_report import publish
-from blackthorn.server_app.build import build_strategy, check_halves, check_names
+from blackthorn.server_app.build import build_strategy, check_halves, check_names, server_rule
 from blackthorn.server_app.claim_checks import check_evaluation, check_figures, check_noise
 from blackthorn.server_app.instruments import Instruments
 from blackthorn.server_app.useless_noise import useless_noise
@@ -291,6 +291,7 @@ def with_simulated_attack(config: RunConfig, grid: Grid) -> Grid:
         config.collusion,
         config.omniscient,
         expected_cohort=expected_cohort(config),
+        rule_at=server_rule(config),
     )
 
 

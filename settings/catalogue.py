@@ -125,6 +125,10 @@ LOCAL_RULES = {
 }
 
 
+# What the server makes of a round, for an attacker who knows the configuration.
+SERVER_RULE = "blackthorn.server_app.build:server_rule"
+
+
 def facts_of(algorithm: str) -> Facts:
     """Those of the key `algorithm`: a name of the catalogue, or FILE.py:NAME."""
     return _OWN if is_own_code(algorithm) else ALGORITHMS[algorithm]

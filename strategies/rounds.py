@@ -164,6 +164,13 @@ class RoundHooks:
         The weights are float64 and sum to 1. Raises ValueError where the rule's guarantee does not
         hold: the round is skipped; RunOver where the run is to end with it, too.
         """
+        return self.aggregate(updates, weights, context)
+
+    def aggregate(
+        self, updates: torch.Tensor, weights: torch.Tensor, context: RoundContext
+    ) -> Aggregate:
+        """The rule on bounded updates, without noise and whatever else a system adds: what an
+        attacker who knows the configuration can compute. As `combine`."""
         bounded = self.bound(updates, context)
         return self._aggregate(bounded, weights, self._generator(Stream.RULE, context.server_round))
 

@@ -22,6 +22,8 @@ from memory_grid import MemoryGrid
 from blackthorn import attacks
 from blackthorn.attacks import AttackingGrid, fixed_corrupt, redrawn_corrupt
 from blackthorn.flower_port.synchronous import SynchronousGrid
+from blackthorn.server_app.build import server_rule
+from blackthorn.settings.config import make_config
 
 LOCAL_LR = 0.25
 SEED = 11
@@ -120,7 +122,10 @@ def attacked(
     name: str, cohort: Iterable[int] = range(6), inner: HonestGrid | None = None, **options: Any
 ) -> list[Message]:
     """The replies of a round of `cohort`, of which clients 4 and 5 are corrupt."""
-    grid = AttackingGrid(inner or HonestGrid(), name, fixed_corrupt(6, 2), SEED, **options)
+    rule_at = server_rule(make_config({"num-clients": 6}))
+    grid = AttackingGrid(
+        inner or HonestGrid(), name, fixed_corrupt(6, 2), SEED, rule_at=rule_at, **options
+    )
     return grid.send_and_receive([order(i) for i in cohort])
 
 

@@ -41,7 +41,14 @@ def run(
     honest: torch.Tensor | None = None,
 ) -> torch.Tensor:
     attack = vector_attack(name)
-    return attack(own, num_clients=num_clients, generator=philox(seed), honest=honest)
+    return attack(
+        own, num_clients=num_clients, generator=philox(seed), honest=honest, rule=plain_mean
+    )
+
+
+def plain_mean(updates: torch.Tensor) -> torch.Tensor:
+    """The server's rule, for the attack that asks."""
+    return updates.mean(dim=0)
 
 
 def naive_mean(rows: torch.Tensor) -> list[float]:

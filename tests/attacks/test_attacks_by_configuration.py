@@ -142,6 +142,24 @@ def test_random_attacks_keep_lengths_or_share_one_normal_shift(
     assert shifts[0].std() == pytest.approx(1, abs=0.2)
 
 
+def test_adaptive_turns_the_configured_rule_and_not_another(
+    tmp_path: Path, truth: np.ndarray
+) -> None:
+    """A mean of clipped updates is moved most by vectors beyond the bound, straight against it; by
+    Krum these would not be chosen, and are not what is sent."""
+    honest = truth[:HONEST]
+    mean = honest.mean(axis=0)
+    options = {"omniscient": True, "algorithm": "fat-clipping-pr", "clip_norm": 100.0}
+    clipped = sent(tmp_path / "a", truth, "adaptive", **options)
+    assert np.linalg.norm(clipped[0]) > 100
+    assert clipped[0] @ mean / (np.linalg.norm(clipped[0]) * np.linalg.norm(mean)) < -0.99
+    hidden = sent(
+        tmp_path / "b", truth, "adaptive", omniscient=True, aggregator="krum", num_corrupt=3
+    )
+    assert np.linalg.norm(hidden[0]) < 10 * np.linalg.norm(honest, axis=1).max()
+    close(hidden, hidden[:1])
+
+
 def test_every_vector_attack_is_checked_here() -> None:
     source = Path(__file__).read_text(encoding="utf-8")
     assert [name for name in attacks.names("vector") if f'"{name}"' not in source] == []
