@@ -56,25 +56,6 @@ class NormBound:
         return row_norms(updates) > self.norm * (1 + 1e-5) + rounding
 
 
-def clip_factors(updates: Any, bound: float) -> Tensor:
-    """The factors min(1, c / ‖u_i‖) of clip(u_i, c), 1 for a zero row, NaN for a non-finite one.
-
-    Args:
-        updates: float tensor [K, d], or a single [d].
-        bound: c > 0 in the units of the updates; infinity clips nothing.
-
-    Returns:
-        float64 [K], or a scalar tensor for a single [d].
-
-    Raises:
-        ValueError: when the bound is not positive or the updates are not a float [K, d] or [d].
-    """
-    _check_bound(bound, finite=False)
-    norms = row_norms(updates).numpy()
-    with _quiet():
-        return torch.as_tensor(_clip_factors(norms, bound))
-
-
 def clip(updates: Any, bound: float) -> Tensor:
     """clip(u_i, c) = u_i · min(1, c / ‖u_i‖), row by row, in a new tensor.
 

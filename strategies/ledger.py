@@ -243,11 +243,6 @@ class Ledger:
         return epsilon if math.isfinite(epsilon) else None
 
 
-def read_charges(path: Path) -> list[Charge]:
-    """The charges in a ledger file. Raises ValueError, one line, if it is none."""
-    return [(entry.release, entry.rounds) for entry in _entries_in(load(path), path)]
-
-
 def mark_of(own: Mapping[str, Any]) -> dict[str, Any] | None:
     """The mark in what a private strategy left as `own_values`; None where none is there.
 

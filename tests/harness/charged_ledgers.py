@@ -1,5 +1,6 @@
 """Ledgers that runs have charged."""
 
+import json
 from pathlib import Path
 
 from blackthorn.strategies import (
@@ -8,7 +9,8 @@ from blackthorn.strategies import (
     PoissonParticipation,
     PrivacyPlan,
 )
-from blackthorn.strategies.ledger import read_charges
+from blackthorn.strategies.ledger_file import read_charge
+from blackthorn.strategies.release import Charge
 
 
 def plan() -> PrivacyPlan:
@@ -23,5 +25,11 @@ def charge(path: Path, times: int = 1) -> None:
     ledger.close()
 
 
-def rounds(path: Path) -> int:
+def read_charges(path: Path) -> list[Charge]:
+    """What the file lists, in its order."""
+    return [read_charge(entry) for entry in json.loads(path.read_text())["charges"]]
+
+
+def rounds_in(path: Path) -> int:
+    """How many rounds a ledger holds, of whichever runs."""
     return sum(count for _, count in read_charges(path))

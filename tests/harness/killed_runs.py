@@ -14,7 +14,6 @@ from blackthorn.recording import run_states
 from blackthorn.recording.state_files import Saved
 from blackthorn.strategies import ClipNorm, Ledger, PoissonParticipation, PrivacyPlan
 from blackthorn.strategies.entropy import SeededRandomness
-from blackthorn.strategies.ledger import read_charges
 from blackthorn.strategies.private_averaging import PrivateAveraging
 from blackthorn.strategies.reports import RoundReport
 
@@ -66,11 +65,6 @@ def die_after(last: int, folder: Path, options: dict[str, Any], again: bool = Fa
     with pytest.raises(Killed):
         simulate(configuration(folder, **options), Console(quiet=True), observers=[die])
     (folder / "summary.json").unlink()
-
-
-def charged(path: Path) -> int:
-    """How many rounds a ledger holds, of whichever runs."""
-    return sum(count for _, count in read_charges(path))
 
 
 def put_back(ledger: Path, rounds: int) -> None:

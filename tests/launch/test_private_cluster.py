@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from charged_ledgers import read_charges
 from safetensors.numpy import load_file
 from shared_cluster import Run, kill_training, on_every_look, shared_cluster
 
@@ -13,7 +14,6 @@ from blackthorn.launch.commands.recipes import recipe_config
 from blackthorn.recording.run_folder import read_metrics
 from blackthorn.settings.config import RunConfig
 from blackthorn.strategies import spent
-from blackthorn.strategies.ledger import read_charges
 from blackthorn.tasks.problem import load_problem
 
 pytestmark = pytest.mark.deployment

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from charged_ledgers import rounds_in
 from process_watch import having_open, running, until
 from real_deployment import Bench, bench
 from rich.console import Console
@@ -21,7 +22,6 @@ from blackthorn.launch.commands.recipes import recipe_config
 from blackthorn.recording.failure_reason import RunFailed
 from blackthorn.recording.run_folder import METRICS, read_metrics, read_summary
 from blackthorn.settings.config import RunConfig
-from blackthorn.strategies.ledger import read_charges
 
 pytestmark = pytest.mark.deployment
 
@@ -131,19 +131,15 @@ def test_a_private_run_goes_on_spending_in_its_ledger(
     """A round that was charged and lost is charged once more: never less than was released."""
     config = configuration(repository, tmp_path, NOISED)
     kill_the_server_app(monkeypatch, run_in_the_cluster, config, tmp_path)
-    before = charged(tmp_path)
+    before = rounds_in(tmp_path / "ledger.json")
     finished = read_metrics(tmp_path)[-1]["round"]
     assert before in (finished, finished + 1)
     summary = resume(run_in_the_cluster, config, tmp_path)
     [after] = summary["resumed_after"]
-    assert charged(tmp_path) == before + ROUNDS - after >= ROUNDS
-    assert summary["privacy"]["rounds_charged"] == charged(tmp_path)
+    assert rounds_in(tmp_path / "ledger.json") == before + ROUNDS - after >= ROUNDS
+    assert summary["privacy"]["rounds_charged"] == rounds_in(tmp_path / "ledger.json")
     assert summary["privacy"]["rounds_of_earlier_runs"] == 0
     assert [entry["round"] for entry in read_metrics(tmp_path)] == list(range(ROUNDS + 1))
-
-
-def charged(folder: Path) -> int:
-    return sum(count for _, count in read_charges(folder / "ledger.json"))
 
 
 def test_after_everything_was_killed_the_command_goes_on_to_the_same_end(

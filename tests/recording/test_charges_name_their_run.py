@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from charged_ledgers import read_charges, rounds_in
 from digits_runs import configuration
-from killed_runs import NOISED, ROUNDS, Killed, charged, die_after, kill, other_run, resume
+from killed_runs import NOISED, ROUNDS, Killed, die_after, kill, other_run, resume
 from rich.console import Console
 
 from blackthorn.launch.commands.simulate import simulate
@@ -29,7 +30,6 @@ from blackthorn.strategies import (
     Release,
     spent,
 )
-from blackthorn.strategies.ledger import read_charges
 
 # A state after round 2 and none after: what came since is shown by lines and checkpoints alone.
 STATES = {**NOISED, "state_every": 2, "checkpoint_every": 1}
@@ -44,7 +44,7 @@ def older_copy(path: Path, rounds: int, z: float) -> None:
     content["rounds"] = content["charges"][0]["rounds"] = rounds
     path.write_text(json.dumps(content))
     other_run(path, held - rounds, z)
-    assert charged(path) == held
+    assert rounds_in(path) == held
 
 
 def dead(folder: Path, options: dict[str, Any]) -> dict[str, Any]:
@@ -65,7 +65,7 @@ def test_an_older_copy_with_others_charges_is_refused(
     ledger = tmp_path / "ledger.json"
     kept = ledger.read_bytes()
     own = lives + 2
-    assert charged(ledger) == own
+    assert rounds_in(ledger) == own
     older_copy(ledger, own - 1, z)
     if shown_by == "checkpoints" and lives == 1:
         for name in ("metrics.jsonl", "operator.jsonl"):
@@ -127,12 +127,12 @@ def test_an_honest_crash_goes_on_in_a_ledger_that_others_have_charged(
     other_run(ledger, 2, Z)
     # What a resume does before its first round changes nothing either.
     die_after_nothing(run, options)
-    before = charged(ledger)
+    before = rounds_in(ledger)
     summary = resume(run, options)
     done = summary["resumed_after"][-1]
     privacy = summary["privacy"]
     assert privacy["rounds_of_earlier_runs"] == 6
-    assert privacy["rounds_charged"] == before + ROUNDS - done == charged(ledger)
+    assert privacy["rounds_charged"] == before + ROUNDS - done == rounds_in(ledger)
     runs = {entry["run"] for entry in json.loads(ledger.read_text())["charges"]}
     assert len(runs) == 5
     assert privacy["run"] in runs
@@ -154,7 +154,7 @@ def test_a_round_that_was_charged_and_left_nothing_is_no_reason_to_refuse(tmp_pa
     """Killed between the charge and the first thing that is written of the round."""
     for again in (False, True):
         kill(tmp_path, NOISED, at=2, again=again)
-    own = charged(tmp_path / "ledger.json")
+    own = rounds_in(tmp_path / "ledger.json")
     assert own == 3
     assert resume(tmp_path, NOISED)["privacy"]["rounds_charged"] == own + ROUNDS - 1
 
@@ -210,7 +210,7 @@ def test_what_an_earlier_version_left_goes_on(tmp_path: Path, before: int) -> No
     other_run(ledger, 1, Z)
     privacy = resume(run, options)["privacy"]
     assert privacy["rounds_of_earlier_runs"] == before + 2
-    assert privacy["rounds_charged"] == before + 2 + 3 + 1 + (ROUNDS - 2) == charged(ledger)
+    assert privacy["rounds_charged"] == before + 2 + 3 + 1 + (ROUNDS - 2) == rounds_in(ledger)
 
 
 def test_what_an_earlier_version_left_is_checked_by_its_rounds(tmp_path: Path) -> None:

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from charged_ledgers import rounds_in
 from digits_runs import model, summary_of
-from killed_runs import charged, seed_entropy
+from killed_runs import seed_entropy
 from resumed_runs import (
     CLAIM,
     KILLED,
@@ -248,7 +249,7 @@ def test_the_ledger_survives_and_the_spending_goes_on(
     whole, dead = killed_copy(monkeypatch, tmp_path, moment, **options)
     run(settings(dead, resume=str(dead), **options))
     np.testing.assert_array_equal(model(whole), model(dead))
-    held = [charged(folder / "ledger.json") for folder in (whole, dead)]
+    held = [rounds_in(folder / "ledger.json") for folder in (whole, dead)]
     assert held == [ROUNDS, ROUNDS + (moment == "before the state")]
     for folder, rounds in zip((whole, dead), held, strict=True):
         assert summary_of(folder)["privacy"]["rounds_charged"] == rounds

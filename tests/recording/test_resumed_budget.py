@@ -3,11 +3,11 @@
 from pathlib import Path
 
 import pytest
+from charged_ledgers import read_charges, rounds_in
 from killed_runs import (
     BUDGET,
     NOISED,
     ROUNDS,
-    charged,
     kill,
     resume,
     start,
@@ -20,7 +20,6 @@ from blackthorn.strategies import (
     spent,
 )
 from blackthorn.strategies.accounting import Accountant
-from blackthorn.strategies.ledger import read_charges
 
 
 def shown(capsys: pytest.CaptureFixture[str]) -> str:
@@ -55,10 +54,10 @@ def test_however_often_a_run_is_resumed_it_keeps_to_its_budget(tmp_path: Path) -
     kill(tmp_path, BUDGET, at=2)
     for _ in range(ROUNDS - 2):
         kill(tmp_path, BUDGET, at=2, again=True)
-    assert charged(tmp_path / "ledger.json") == ROUNDS
+    assert rounds_in(tmp_path / "ledger.json") == ROUNDS
     summary = resume(tmp_path, BUDGET)
     assert (summary["status"], summary["rounds_completed"]) == ("completed", 1)
-    assert charged(tmp_path / "ledger.json") == ROUNDS
+    assert rounds_in(tmp_path / "ledger.json") == ROUNDS
     assert summary["privacy"]["epsilon"] <= 3.0
 
 
@@ -94,5 +93,5 @@ def test_the_budget_holds_by_whichever_accountant(tmp_path: Path, accountant: Ac
     kill(tmp_path, options, at=2)
     summary = resume(tmp_path, options)
     assert summary["rounds_completed"] == ROUNDS - 1
-    assert charged(tmp_path / "ledger.json") == ROUNDS
+    assert rounds_in(tmp_path / "ledger.json") == ROUNDS
     assert summary["privacy"]["epsilon"] <= limit

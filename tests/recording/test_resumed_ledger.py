@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from killed_runs import NOISED, ROUNDS, charged, kill, other_run, resume, start
+from charged_ledgers import rounds_in
+from killed_runs import NOISED, ROUNDS, kill, other_run, resume, start
 
 from blackthorn.settings.config import ConfigError
 from blackthorn.strategies import ClipNorm, DPFedAvg, PoissonParticipation, PrivacyPlan
@@ -42,7 +43,7 @@ def test_its_own_ledger_with_other_charges_is_refused(tmp_path: Path) -> None:
     kill(tmp_path / "run", options, at=3)
     path.write_bytes(before)
     start(tmp_path / "other", {**options, "noise_multiplier": 50.0})
-    assert charged(path) == 2 + ROUNDS
+    assert rounds_in(path) == 2 + ROUNDS
     refused(tmp_path / "run", options, "it holds 0 rounds of this run, and by what else")
 
 
@@ -66,7 +67,7 @@ def test_a_relative_ledger_is_where_the_run_began(
     monkeypatch.chdir(tmp_path / "there")
     refused(tmp_path / "run", options, r"ledger = .*there/spent.json \(was .*here/spent.json\)")
     resume(tmp_path / "run", {**options, "ledger": "../here/spent.json"})
-    rounds = [charged(tmp_path / name / "spent.json") for name in ("here", "there")]
+    rounds = [rounds_in(tmp_path / name / "spent.json") for name in ("here", "there")]
     assert rounds == [2 * ROUNDS + 1, ROUNDS]
 
 

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from charged_ledgers import read_charges, rounds_in
 from digits_runs import configuration
 from killed_runs import (
     NOISED,
     ROUNDS,
     Killed,
-    charged,
     die_after,
     kill,
     other_run,
@@ -38,7 +38,6 @@ from blackthorn.strategies import (
     Release,
     spent,
 )
-from blackthorn.strategies.ledger import read_charges
 from blackthorn.strategies.reports import RoundReport
 
 # Never less than was released.
@@ -114,7 +113,7 @@ def test_what_was_lost_is_remembered_when_the_lines_are_cut(tmp_path: Path) -> N
     die_after(3, tmp_path, options)
     die_after(1, tmp_path, options, again=True)
     assert [entry["round"] for entry in read_metrics(tmp_path)] == [0, 1]
-    assert charged(tmp_path / "ledger.json") == 4
+    assert rounds_in(tmp_path / "ledger.json") == 4
     put_back(tmp_path / "ledger.json", 2)
     with pytest.raises(ConfigError, match="holds 2 rounds"):
         resume(tmp_path, options)
@@ -310,7 +309,7 @@ def test_a_ledger_where_the_run_writes_other_files_is_refused(tmp_path: Path, na
     assert "\n" not in str(caught.value)
     assert not folder.exists()
     start(folder, {**NOISED, "ledger": str(folder / "ledger.json")})
-    assert charged(folder / "ledger.json") == ROUNDS
+    assert rounds_in(folder / "ledger.json") == ROUNDS
 
 
 def test_a_ledger_in_use_is_known_before_anything_starts(tmp_path: Path) -> None:

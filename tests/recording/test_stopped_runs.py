@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from charged_ledgers import rounds_in
 from digits_runs import configuration, model
-from killed_runs import charged, seed_entropy
+from killed_runs import seed_entropy
 from rich.console import Console
 
 from blackthorn.flower_port.transports import Transport
@@ -105,7 +106,7 @@ def test_what_was_done_is_not_done_again(
     assert (summary["status"], summary["resumed_after"]) == ("completed", [STOPPED - 1])
     np.testing.assert_array_equal(model(whole), model(folder))
     if options is CLAIM:
-        assert charged(folder / "ledger.json") == ROUNDS
+        assert rounds_in(folder / "ledger.json") == ROUNDS
         assert summary["privacy"]["rounds_charged"] == ROUNDS
 
 
@@ -115,12 +116,12 @@ def test_half_a_round_leaves_no_state(
 ) -> None:
     """The ledger holds a round that the model has not had, or the other way round."""
     stopped(tmp_path / "run", how, **CLAIM)
-    assert charged(tmp_path / "run" / "ledger.json") == STOPPED
+    assert rounds_in(tmp_path / "run" / "ledger.json") == STOPPED
     saved = read_saved(tmp_path / "run")
     assert saved is not None
     assert saved.state.server_round == 0
     run(tmp_path / "run", resume=str(tmp_path / "run"), **CLAIM)
-    assert charged(tmp_path / "run" / "ledger.json") == STOPPED + ROUNDS
+    assert rounds_in(tmp_path / "run" / "ledger.json") == STOPPED + ROUNDS
 
 
 def test_an_observer_that_was_stopped_has_not_seen_the_round(tmp_path: Path) -> None:

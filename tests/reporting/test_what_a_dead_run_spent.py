@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from charged_ledgers import read_charges
 from digits_runs import PRIVATE, configuration
 from rich.console import Console
 
@@ -20,7 +21,6 @@ from blackthorn.server_app.run import execute, prepare
 from blackthorn.settings.rounding import upward
 from blackthorn.simulation.engine import EngineGrid
 from blackthorn.strategies import spent
-from blackthorn.strategies.ledger import read_charges
 from blackthorn.strategies.reports import RoundReport
 
 SAMPLE: dict[str, Any] = {

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from charged_ledgers import read_charges
 from digits_runs import configuration, model, private_run
 from rich.console import Console
 
@@ -18,7 +19,6 @@ from blackthorn.recording.run_folder import read_metrics, read_summary, write_fa
 from blackthorn.settings.config import ConfigError
 from blackthorn.strategies import spent
 from blackthorn.strategies.accounting import Release
-from blackthorn.strategies.ledger import read_charges
 
 
 def keys_of(content: Any, path: tuple[str, ...] = ()) -> set[str]:

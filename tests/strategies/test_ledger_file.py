@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from charged_ledgers import charge, plan, rounds
+from charged_ledgers import charge, plan, rounds_in
 
 from blackthorn.strategies import (
     DPFedAvg,
@@ -45,9 +45,9 @@ def test_every_name_of_a_ledger_is_charged(
     charge(real, 3)
     lead(there, real)
     charge(there, 2)
-    assert rounds(real) == rounds(there) == 3 + 2
+    assert rounds_in(real) == rounds_in(there) == 3 + 2
     charge(real)
-    assert rounds(there) == 3 + 3
+    assert rounds_in(there) == 3 + 3
     # Through one name as through the other it is one run's alone.
     one, other = Ledger(plan(), real), Ledger(plan(), there)
     one.charge(plan().release())
@@ -72,7 +72,7 @@ def test_a_link_to_a_ledger_that_is_not_there_begins_none(
     assert not real.parent.exists()
     (tmp_path / "away").rename(real.parent)
     charge(there)
-    assert rounds(real) == 4
+    assert rounds_in(real) == 4
 
 
 def test_a_circle_of_links_and_what_is_no_file(tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_a_second_hard_link_is_refused(tmp_path: Path) -> None:
             Ledger(plan(), tmp_path / name)
     (tmp_path / "second.json").unlink()
     charge(tmp_path / "spent.json")
-    assert rounds(tmp_path / "spent.json") == 2
+    assert rounds_in(tmp_path / "spent.json") == 2
 
 
 # Copies.
@@ -110,7 +110,7 @@ def test_a_copy_is_not_continued_beside_its_original(tmp_path: Path) -> None:
     # Where the original is gone it has been moved, and from then on the new place counts.
     original.unlink()
     charge(copy)
-    assert rounds(copy) == 3
+    assert rounds_in(copy) == 3
     shutil.copy(copy, original)
     with pytest.raises(ValueError, match=f"{original} is a copy of {copy}"):
         Ledger(plan(), original)
@@ -163,7 +163,7 @@ def test_another_ledger_in_the_old_place_is_no_original(tmp_path: Path) -> None:
     (tmp_path / "a.json").rename(tmp_path / "b.json")
     charge(tmp_path / "a.json")
     charge(tmp_path / "b.json")
-    assert (rounds(tmp_path / "a.json"), rounds(tmp_path / "b.json")) == (1, 3)
+    assert (rounds_in(tmp_path / "a.json"), rounds_in(tmp_path / "b.json")) == (1, 3)
 
 
 @pytest.mark.skipif(not os.access("/dev/shm", os.W_OK), reason="no second file system here")
@@ -173,7 +173,7 @@ def test_on_another_file_system(tmp_path: Path) -> None:
     try:
         charge(away)
         charge(tmp_path / "spent.json")
-        assert rounds(away) == 2
+        assert rounds_in(away) == 2
     finally:
         away.unlink(missing_ok=True)
 
@@ -193,7 +193,7 @@ def test_nothing_that_can_be_deleted_lets_a_second_run_in(tmp_path: Path) -> Non
         second.charge(plan().release())
     first.charge(plan().release())
     first.close()
-    assert rounds(path) == 2
+    assert rounds_in(path) == 2
 
 
 def test_a_ledger_that_is_deleted_in_mid_run_is_written_again(tmp_path: Path) -> None:
@@ -202,7 +202,7 @@ def test_a_ledger_that_is_deleted_in_mid_run_is_written_again(tmp_path: Path) ->
     ledger.charge(plan().release())
     path.unlink()
     ledger.charge(plan().release())
-    assert rounds(path) == 2
+    assert rounds_in(path) == 2
 
 
 def test_another_ledger_in_its_place_ends_the_run(tmp_path: Path) -> None:
@@ -216,7 +216,7 @@ def test_another_ledger_in_its_place_ends_the_run(tmp_path: Path) -> None:
     with pytest.raises(LedgerInUse, match="was replaced by another while this run went on"):
         first.charge(plan().release())
     second.charge(plan().release())
-    assert rounds(path) == 2
+    assert rounds_in(path) == 2
 
 
 def test_two_runs_that_both_begin_a_ledger(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from types import FrameType
 from typing import Any
 
 import pytest
+from charged_ledgers import read_charges
 
 from blackthorn.strategies import (
     ClipNorm,
@@ -21,7 +22,7 @@ from blackthorn.strategies import (
     locked_file,
     spent,
 )
-from blackthorn.strategies.ledger import LedgerInUse, read_charges
+from blackthorn.strategies.ledger import LedgerInUse
 
 # A run whose observer writes down every model it has seen: what an attacker may have.
 PROGRAM = """

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from charged_ledgers import read_charges
 from flwr.app import ConfigRecord, Message, RecordDict
 from noised_rounds import (
     CLIENTS,
@@ -41,7 +42,6 @@ from blackthorn.strategies import (
 )
 from blackthorn.strategies.aggregators import CorruptionBound
 from blackthorn.strategies.attestation import SentRule
-from blackthorn.strategies.ledger import read_charges
 from blackthorn.strategies.private_averaging import PrivateAveraging
 
 # Budget and ledger.
