@@ -63,11 +63,23 @@ def test_engine_flower_simulation_and_cluster_agree(
     assert_same_model(tmp_path / "engine", tmp_path / "simulation")
 
 
-@pytest.mark.parametrize("algorithm", ["fat-clipping-pr", "fat-clipping-pi"])
+@pytest.mark.parametrize(
+    "own",
+    [
+        {"algorithm": "fat-clipping-pr", "clip_norm": 0.5},
+        {"algorithm": "fat-clipping-pi", "clip_norm": 0.5},
+        {
+            "algorithm": "biclip",
+            "algorithm_options": "low = 1e-4, high = 0.02, server-low = 1e-5, server-high = 0.02",
+        },
+        {"algorithm": "error-feedback", "clip_norm": 0.5},
+    ],
+    ids=lambda own: str(own["algorithm"]),
+)
 def test_clipping_agrees_over_grpc(
-    repository: Path, tmp_path: Path, run_in_the_cluster: Run, algorithm: str
+    repository: Path, tmp_path: Path, run_in_the_cluster: Run, own: dict[str, Any]
 ) -> None:
-    options = {"algorithm": algorithm, "clip_norm": 0.5, "aggregator": "mean"}
+    options = {**own, "aggregator": "mean"}
     simulate(configuration(repository, tmp_path / "engine", **options), Console(quiet=True))
     run_in_the_cluster(configuration(repository, tmp_path / "cluster", **options))
     assert_same_model(tmp_path / "engine", tmp_path / "cluster")
