@@ -33,7 +33,7 @@ from .output_iterate import IterateKeeper, OutputIterate
 from .participation import FullParticipation, Participation
 from .reports import RoundReport
 from .rounds import LossLog, RoundContext, RoundHooks
-from .run_state import OWN, QuorumWatch, RunState
+from .run_state import QuorumWatch, RunState
 from .screening import Screened
 
 logger = logging.getLogger("blackthorn")
@@ -221,7 +221,6 @@ class FederatedStrategy(RoundHooks, Strategy):
         arrays = model.moving_parts()
         if iterates.server_round != self._round:
             arrays["output"] = model.vector(iterates.arrays).numpy()
-        arrays |= {OWN + name: array for name, array in self.own_arrays().items()}
         values = {
             "local_lr": self._local_lr,
             "accuracy": self._evaluation.accuracy,
@@ -229,9 +228,8 @@ class FederatedStrategy(RoundHooks, Strategy):
             "below_quorum": self._quorum_watch.in_a_row,
             "clients": self._registry.values(),
             "output": iterates.values(),
-            "own": self.own_values(),
         }
-        return RunState(self._round, arrays, values)
+        return RunState.of(self._round, arrays, values, self.own_values())
 
     def summary(self) -> None:
         """Log which strategy runs, and with what."""
@@ -310,12 +308,11 @@ class FederatedStrategy(RoundHooks, Strategy):
         if self._round < num_rounds:
             self._enrol_all(transport)
         if state is not None:
-            self.restore_own(state.values["own"])
+            self.restore_own(state.own)
         return num_rounds
 
     def _restore(self, state: RunState, model: GlobalModel) -> None:
-        own, arrays = state.parted()
-        self.restore_arrays(own)
+        arrays = state.arrays_of_run()
         output = arrays.pop("output", None)
         model.restore(arrays)
         self._local_lr = state.values["local_lr"]

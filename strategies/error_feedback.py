@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self, Unpack
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,6 +18,7 @@ from .attestation import SentRule
 from .base import FederatedStrategy, StrategyOptions
 from .bounded_update import ClipNorm, Units, check_bound
 from .bounding import clip, row_norms
+from .enrolment import Client
 from .local_rule import LocalRule, RoundOf
 from .participation import CohortPlan
 from .rounds import RoundContext
@@ -88,7 +88,6 @@ class ErrorFeedback(FederatedStrategy):
         # What is no longer than C the server cannot tell from what was clipped.
         self._smooth = self.needs_attestation = smooth
         self._memories: dict[int, Tensor] = {}
-        self._enrolled = 0
 
     @classmethod
     def build(cls, config: RunConfig, options: StrategyOptions) -> Self:
@@ -108,7 +107,6 @@ class ErrorFeedback(FederatedStrategy):
 
     def draw_cohort(self, clients: Sequence[int], context: RoundContext) -> CohortPlan:
         """The participation's, each with its memory."""
-        self._enrolled = len(clients)
         plan = super().draw_cohort(clients, context)
         return replace(plan, memories={c: self._memory(c, context) for c in plan.clients})
 
@@ -122,17 +120,23 @@ class ErrorFeedback(FederatedStrategy):
         scale = self._clip_norm.scale(context.local_lr)
         self._memories |= zip(context.accepted, scale * followed, strict=True)
         total = torch.stack(list(self._memories.values())).double().sum(dim=0)
-        vector = (total / (self._enrolled * scale)).to(updates.dtype)
-        shares = torch.full((len(updates),), 1 / self._enrolled, dtype=torch.float64)
+        enrolled = len(context.population)
+        vector = (total / (enrolled * scale)).to(updates.dtype)
+        shares = torch.full((len(updates),), 1 / enrolled, dtype=torch.float64)
         return Aggregate(vector, shares, torch.ones(len(updates), dtype=torch.bool), 0)
 
-    def own_arrays(self) -> dict[str, np.ndarray]:
+    def on_enrolment(self, clients: Sequence[Client]) -> None:
+        """A run begins without memories."""
+        del clients
+        self._memories = {}
+
+    def own_values(self) -> dict[str, Any]:
         """The memories [d] by client, in the units of clip-norm."""
         return {str(client): memory.numpy() for client, memory in self._memories.items()}
 
-    def restore_arrays(self, arrays: Mapping[str, np.ndarray]) -> None:
+    def restore_own(self, values: Mapping[str, Any]) -> None:
         """The memories go on."""
-        self._memories = {int(client): torch.tensor(m) for client, m in arrays.items()}
+        self._memories = {int(client): torch.tensor(m) for client, m in values.items()}
 
     def _memory(self, client: int, context: RoundContext) -> Tensor:
         """m_i [d] in gradient units, in the model's dtype."""

@@ -44,15 +44,17 @@ logger = logging.getLogger("blackthorn")
 class RoundContext:
     """What is known of a round; steps give the next one a context that knows more.
 
-    `local_lr` is η_l and `model` w_t [d], from the start on. `cohort`: who is invited and how often
-    each counts, once it is drawn. `rule`: the clients' half of the algorithm, once it is made.
-    `attested`: what a reply has to hold, None where any client may answer. `accepted`: the clients
-    whose updates are the rows of U [K, d], in that order, once replies have been screened.
+    `local_lr` is η_l, `model` w_t [d], `population` all clients that ever enrolled; these from the
+    start on. `cohort`: who of them is invited and how often each counts, once it is drawn. `rule`:
+    the clients' half of the algorithm, once it is made. `attested`: what a reply has to hold, None
+    where any client may answer. `accepted`: the clients whose updates are the rows of U [K, d], in
+    that order, once replies have been screened.
     """
 
     server_round: int
     local_lr: float
     model: torch.Tensor
+    population: tuple[int, ...] = ()
     cohort: CohortPlan = field(default_factory=lambda: CohortPlan({}))
     rule: LocalRule = field(default_factory=LocalRule)
     attested: Attestation | None = None
@@ -123,18 +125,11 @@ class RoundHooks:
         """Called with the enrolled clients before the first round."""
 
     def own_values(self) -> dict[str, Any]:
-        """What the algorithm has to remember between rounds, in JSON's types."""
+        """What the algorithm has to remember between rounds, by name: JSON's types, and vectors."""
         return {}
 
     def restore_own(self, values: Mapping[str, Any]) -> None:
         """Go on from `own_values`; called when the clients have enrolled."""
-
-    def own_arrays(self) -> dict[str, np.ndarray]:
-        """The vectors that the algorithm has to remember between rounds, by name."""
-        return {}
-
-    def restore_arrays(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Go on from `own_arrays`; called before the clients have enrolled."""
 
     # In every round, in this order.
 
@@ -191,7 +186,7 @@ def plan_round(
     clients: Sequence[int],
 ) -> RoundContext:
     """Participation: who of the `clients` takes part in the round, and what they are to do."""
-    context = RoundContext(server_round, local_lr, model)
+    context = RoundContext(server_round, local_lr, model, tuple(clients))
     context = replace(context, cohort=hooks.draw_cohort(clients, context))
     rule = hooks.local_rule(context)
     attested = Attestation(rule.sent, server_round) if hooks.needs_attestation else None

@@ -4,6 +4,7 @@ Most generators need no state: those of cohorts, rules and seeded noise are func
 and the round, and those for privacy draw from the operating system.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,8 +13,6 @@ import numpy as np
 from .reports import RoundReport
 
 _NAMED = 5
-
-
 # Before the names of an algorithm's own arrays.
 OWN = "own-"
 
@@ -34,11 +33,29 @@ class RunState:
     # that died: who keeps a run folder can tell (`recording.resume`).
     counted: bool = False
 
-    def parted(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-        """The algorithm's own arrays, and those of the run."""
-        own = {name for name in self.arrays if name.startswith(OWN)}
-        rest = {name: array for name, array in self.arrays.items() if name not in own}
-        return {name.removeprefix(OWN): self.arrays[name] for name in own}, rest
+    @classmethod
+    def of(
+        cls,
+        server_round: int,
+        arrays: Mapping[str, np.ndarray],
+        values: Mapping[str, Any],
+        own: Mapping[str, Any],
+    ) -> "RunState":
+        """The state of a run, with what its algorithm has to remember, vectors among it."""
+        vectors = {OWN + name: v for name, v in own.items() if isinstance(v, np.ndarray)}
+        others = {name: v for name, v in own.items() if not isinstance(v, np.ndarray)}
+        return cls(server_round, {**arrays, **vectors}, {**values, "own": others})
+
+    def arrays_of_run(self) -> dict[str, np.ndarray]:
+        """The arrays but for the algorithm's own."""
+        return {name: array for name, array in self.arrays.items() if not name.startswith(OWN)}
+
+    @property
+    def own(self) -> dict[str, Any]:
+        """What the algorithm has to remember, its vectors among it."""
+        named = {name: array for name, array in self.arrays.items() if name.startswith(OWN)}
+        vectors = {name.removeprefix(OWN): array for name, array in named.items()}
+        return {**self.values["own"], **vectors}
 
     @property
     def begun(self) -> int:

@@ -124,8 +124,8 @@ def test_noise_that_no_client_adds_shows_in_what_is_released() -> None:
 
 @pytest.mark.parametrize("kind", [NoTopUp, HalfTopUp])
 def test_the_attack_finds_noise_without_top_up(kind: type[PrivateAveraging]) -> None:
-    def build(plan: PrivacyPlan, frame: StrategyOptions) -> PrivateAveraging:
-        return kind(plan, **frame)
+    def build(plan: PrivacyPlan, options: StrategyOptions) -> PrivateAveraging:
+        return kind(plan, **options)
 
     config = client_recipe(num_clients=2)
     result = audit(config, canaries=10, runs=150, confidence=SURE, build=build)

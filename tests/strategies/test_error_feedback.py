@@ -89,8 +89,7 @@ def test_a_run_is_the_plain_loop_whoever_is_drawn(participation: dict[str, Any])
 
 def test_a_client_that_knows_nothing_of_memories_moves_its_own_no_farther() -> None:
     strategy = ErrorFeedback(1.0, num_clients=2)
-    context = RoundContext(1, 0.5, torch.zeros(2), accepted=(4, 7))
-    strategy.draw_cohort([4, 7, 9], context)
+    context = RoundContext(1, 0.5, torch.zeros(2), population=(4, 7, 9), accepted=(4, 7))
     updates = torch.tensor([[30.0, 40.0], [0.3, 0.4]])
     for expected in ([0.6, 0.8], [1.2, 1.6], [1.8, 2.4]):
         vector = strategy.combine(updates, torch.ones(2) / 2, context).vector
@@ -101,10 +100,9 @@ def test_a_client_that_knows_nothing_of_memories_moves_its_own_no_farther() -> N
 
 def test_an_update_that_overflows_beside_a_memory_leaves_it_as_it_was() -> None:
     strategy = ErrorFeedback(1.0, num_clients=2)
-    context = RoundContext(1, 1.0, torch.zeros(1), accepted=(0,))
-    strategy.draw_cohort([0], context)
+    context = RoundContext(1, 1.0, torch.zeros(1), population=(0,), accepted=(0,))
     strategy.combine(torch.tensor([[-5.0]]), torch.ones(1), context)
-    strategy.restore_arrays({"0": np.array([-3e38], dtype=np.float32)})
+    strategy.restore_own({"0": np.array([-3e38], dtype=np.float32)})
     vector = strategy.combine(torch.tensor([[3e38]]), torch.ones(1), context).vector
     assert vector.tolist() == pytest.approx([-3e38])
 
@@ -172,3 +170,12 @@ def test_memories_belong_to_ids_not_to_nodes() -> None:
         make_config({"algorithm": "error-feedback", "clip-norm": 1.0, "weighting": "num-examples"})
     with pytest.raises(ValueError, match="aggregator = median"):
         make_config({"algorithm": "error-feedback", "clip-norm": 1.0, "aggregator": "median"})
+
+
+def test_a_second_run_of_the_same_strategy_begins_without_memories() -> None:
+    strategy = ErrorFeedback(1.0, num_clients=2)
+    context = RoundContext(1, 1.0, torch.zeros(1), population=(0,), accepted=(0,))
+    strategy.combine(torch.tensor([[-5.0]]), torch.ones(1), context)
+    strategy.on_enrolment([])
+    vector = strategy.combine(torch.tensor([[5.0]]), torch.ones(1), context).vector
+    assert vector.tolist() == [1.0]

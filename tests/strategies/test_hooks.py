@@ -72,6 +72,7 @@ def test_every_hook_gets_what_is_known_of_the_round_so_far_and_can_change_none_o
     for position, (_, context) in enumerate(called):
         assert (context.server_round, context.local_lr) == (1, 0.5)
         np.testing.assert_array_equal(context.model.numpy(), np.arange(DIMENSION) / 4)
+        assert context.population == tuple(sorted(NODES[:5]))
         assert context.cohort.clients == ([] if position == 0 else [first, second, third])
         assert context.accepted == (() if position < 2 else (first, third))
         with pytest.raises(dataclasses.FrozenInstanceError):

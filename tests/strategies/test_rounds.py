@@ -74,7 +74,7 @@ def test_gfedavg_is_fedavg_by_hand(options: dict[str, Any], decay: float) -> Non
 
 
 def test_with_rate_one_and_full_participation_it_is_the_mean_of_the_models() -> None:
-    """No rate, no momentum: nothing in the frame may be left in the result."""
+    """No rate, no momentum: nothing of the server may be left in the result."""
     w = np.arange(DIMENSION) / 4
     for _ in range(3):
         w = np.mean([trained(w, i) for i in range(5)], axis=0)

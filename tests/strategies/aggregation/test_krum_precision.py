@@ -1,4 +1,4 @@
-"""Krum picks the true minimiser among tiny updates of large float32 models, through the frame."""
+"""Krum picks the true minimiser among tiny updates of large float32 models, through a strategy."""
 
 import numpy as np
 import pytest
@@ -43,7 +43,7 @@ def answers_with(model: np.ndarray) -> Answer:
     return answer
 
 
-def chosen_by_the_frame(model: np.ndarray, local_models: np.ndarray, local_lr: float) -> list[int]:
+def chosen_by_a_round(model: np.ndarray, local_models: np.ndarray, local_lr: float) -> list[int]:
     """Whom a round of GFedAvg under Krum keeps, from the clients' replies on."""
     reports: list[RoundReport] = []
     strategy = GFedAvg(
@@ -61,7 +61,7 @@ def chosen_by_the_frame(model: np.ndarray, local_models: np.ndarray, local_lr: f
 
 
 def right_choices(times: int) -> tuple[int, int]:
-    """How often the frame, and the usual float32 formula, pick the true minimiser."""
+    """How often the strategy, and the usual float32 formula, pick the true minimiser."""
     rng = np.random.default_rng(41)
     right = usual = 0
     for _ in range(times):
@@ -70,7 +70,7 @@ def right_choices(times: int) -> tuple[int, int]:
         steps = rng.standard_normal((CLIENTS, DIMENSION), dtype=np.float32)
         local_models = model - np.float32(STEP) * steps
         best = int(scores(local_models).argmin())
-        right += chosen_by_the_frame(model, local_models, 0.1) == [best]
+        right += chosen_by_a_round(model, local_models, 0.1) == [best]
         usual += int(float32_scores(local_models).argmin()) == best
     return right, usual
 
