@@ -22,7 +22,7 @@ from blackthorn.launch.commands.output import (
     print_json,
     tell_how_to_go_on,
 )
-from blackthorn.launch.commands.recipes import recipe_config
+from blackthorn.launch.commands.recipes import OutputDir, Recipe, Settings, recipe_config
 from blackthorn.launch.commands.run_remote import follow, run, stop
 from blackthorn.launch.federation.certs import certs
 from blackthorn.launch.federation.client import client
@@ -30,7 +30,7 @@ from blackthorn.launch.federation.register import register, unregister
 from blackthorn.launch.federation.server import server
 from blackthorn.launch.federation.status import status
 from blackthorn.launch.processes.interrupts import termination_unwinds
-from blackthorn.settings.config import ConfigError, config_keys
+from blackthorn.settings.config import ConfigError
 
 
 class NeedsApp(TyperCommand):
@@ -64,26 +64,6 @@ for command in (server, client, register, unregister, run, follow, stop, status)
     app.command(cls=NeedsGrpc)(command)
 console = Console()
 _SIGNALLED = {130: "interrupted", 143: "terminated"}
-
-Recipe = Annotated[Path, typer.Argument(help="Recipe: a TOML file of run-config keys.")]
-
-
-def _complete_key(incomplete: str) -> list[str]:
-    return [f"{key}=" for key in config_keys() if key.startswith(incomplete)]
-
-
-Settings = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="KEY=VALUE",
-        help="Override a key of the recipe (repeatable).",
-        autocompletion=_complete_key,
-    ),
-]
-OutputDir = Annotated[
-    str | None, typer.Option(help="Run folder; by default a new one under runs/.")
-]
 
 
 @app.callback()

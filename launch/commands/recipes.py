@@ -2,15 +2,38 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from blackthorn.settings.config import (
     RunConfig,
+    config_keys,
     make_config,
     parse_setting,
     read_recipe,
 )
 from blackthorn.settings.own_code import OWN_CODE_KEYS, absolute
+
+Recipe = Annotated[Path, typer.Argument(help="Recipe: a TOML file of run-config keys.")]
+
+
+def _complete_key(incomplete: str) -> list[str]:
+    return [f"{key}=" for key in config_keys() if key.startswith(incomplete)]
+
+
+Settings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Override a key of the recipe (repeatable).",
+        autocompletion=_complete_key,
+    ),
+]
+OutputDir = Annotated[
+    str | None, typer.Option(help="Run folder; by default a new one under runs/.")
+]
 
 
 def recipe_config(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from blackthorn.launch.commands.output import again_with_resume
+from blackthorn.launch.commands.recipes import Recipe, Settings, recipe_config
 from blackthorn.launch.federation.operator_options import (
     DEFAULT_SERVER,
     Ca,
@@ -33,17 +34,14 @@ _LOOK_SECONDS = 1.0
 
 
 def run(
-    recipe: Annotated[Path, typer.Argument(help="Recipe: a TOML file of run-config keys.")],
+    recipe: Recipe,
     server: Server = DEFAULT_SERVER,
     ca: Ca = None,
     follow: Annotated[
         bool, typer.Option("--follow", help="Stay until the run has ended, and end as it did.")
     ] = False,
     clients: Annotated[int | None, typer.Option(help="How many clients take part.")] = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Override a key (repeatable)."),
-    ] = None,
+    settings: Settings = None,
     output_dir: Annotated[
         str | None,
         typer.Option(help="Run folder on the server; relative to its --state folder."),
@@ -55,8 +53,6 @@ def run(
 
     Example: blackthorn run recipes/demo.toml --server fl.example.org:9093 --ca ca.crt --follow
     """
-    from blackthorn.launch.commands.recipes import recipe_config
-
     to = connection(server, ca, insecure, i_know)
     options = {"num-clients": clients, "output-dir": output_dir, **_nobody_told_to_lie(settings)}
     # With TLS the server takes registered keys only (`blackthorn server` knows no other way).
