@@ -81,14 +81,16 @@ $(NEWEST)/.ready: newest-flower.txt $(TESTS_READY)
 	@$(BIN)/python -m pip --python $(NEWEST)/bin/python install -q --ignore-installed --no-deps -r newest-flower.txt
 	@touch $@
 
-# Every test file in which messages are made, sent or answered, and which starts no command.
+# Every test file in which messages are made, sent or answered, and which starts no command; and
+# what an installation without extras brings, which has this Flower.
 ON_NEWEST_FLOWER := $(addprefix tests/,test_golden_models.py simulation/test_engine.py \
   $(patsubst %,flower_port/test_%.py,http_rounds reply_pull transports versions) \
   $(patsubst %,strategies/test_%.py,array_codec attestation bad_replies base clipping_strategies \
     enrolment evaluation fed_langevin hooks private_averaging quorum rounds screening \
     what_a_client_learns) \
   $(patsubst %,client_app/test_%.py,disclosure noised_models) \
-  $(patsubst %,attacks/test_%.py,attacking_grid misbehaviour))
+  $(patsubst %,attacks/test_%.py,attacking_grid misbehaviour) \
+  test_wheel.py::test_without_an_extra_the_library_imports_and_runs)
 test-newest-flower: $(NEWEST)/.ready
 	$(NEWEST)/bin/python -m pytest -n $(TEST_PROCESSES) --dist worksteal \
 	  -m "not slow" $(ON_NEWEST_FLOWER)

@@ -7,6 +7,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import flwr.superlink.grid
+import grpc
+import httpx
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
@@ -21,7 +23,7 @@ from flwr.supercore.inflatable.inflatable_object import (
 from blackthorn.flower_port import versions
 from blackthorn.flower_port.grids import adapter_of
 from blackthorn.flower_port.pulling import Allowance, ReplyRefused
-from blackthorn.flower_port.transports import PullingTransport
+from blackthorn.flower_port.transports import Polling, PullingTransport
 from blackthorn.flower_port.versions import is_one_of
 
 LONG = 60.0
@@ -243,3 +245,32 @@ def test_an_old_reply_and_one_for_another_round_are_refused() -> None:
     forged = reply_to(message, 3)
     forged.metadata.__dict__["_group_id"] = "99"
     assert delivered(forged, message).problem == "the reply is for round '99', expected '3'"
+
+
+def test_who_is_behind_a_superlink_has_others_beside_him() -> None:
+    assert not PullingTransport(Link(Stub(None, {}))).is_closed
+
+
+class Restarting(Stub):
+    """A SuperLink whose first answer is that the connection breaks."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.breaks = [grpc.RpcError() if GRPC else httpx.ConnectError("refused")]
+
+    def PullMessages(self, request: Any) -> PullAppMessagesResponse:
+        if self.breaks:
+            raise self.breaks.pop()
+        return super().PullMessages(request)
+
+
+def test_a_reply_is_waited_for_while_the_superlink_restarts() -> None:
+    message = order(3)
+    sent = reply_to(message, 3)
+    _, stub = link_with(sent)
+    restarting = Restarting(stub.tree, stub.contents)
+    transport = PullingTransport(Link(restarting), Polling(reply=0.002))
+    (delivery,) = transport.exchange([message], [7], LONG)
+    assert delivery.message is not None, delivery.problem
+    assert delivery.message.content == sent.content
+    assert restarting.breaks == []

@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import re
+import sys
 import tomllib
 from types import ModuleType
 
@@ -15,6 +16,7 @@ from blackthorn.flower_port.pulling import GridAdapter, SuperLinkGrid
 from blackthorn.flower_port.transports import PullingTransport
 from blackthorn.flower_port.versions import NotThisFlower, check_grpc
 from blackthorn.installation import APP_ROOT
+from blackthorn.launch.cli import main
 from blackthorn.strategies import GFedAvg
 
 
@@ -39,6 +41,20 @@ def test_another_flower_is_refused_by_its_version(
         NotThisFlower, match=rf"^flwr {version} is installed.*install flwr>=1\.33,<1\.35 "
     ):
         check_grpc()
+
+
+@pytest.mark.parametrize("words", ["cluster recipe.toml", "status", "server --host here"])
+def test_a_command_that_needs_grpc_says_which_flower_it_needs(
+    words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["blackthorn", *words.split()])
+    pretend(monkeypatch, "1.42.0")
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: flwr 1.42.0 is installed")
+    assert "install flwr>=1.33,<1.35" in line
 
 
 def flowers(name: str) -> Grid:
@@ -79,6 +95,7 @@ def test_a_grid_in_this_process_is_asked_for_whole_replies() -> None:
     assert not is_flower_simulation(own)
     for grid in (simulation, own):
         assert type(adapter_of(grid)) is GridAdapter
+        assert PullingTransport(grid).is_closed
 
 
 def test_a_flower_that_is_changed_is_an_error() -> None:
