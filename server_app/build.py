@@ -33,7 +33,11 @@ from blackthorn.strategies.aggregators import (
     nearest_neighbours,
     weighted_mean,
 )
-from blackthorn.strategies.algorithms import algorithm_class, check_own_algorithm
+from blackthorn.strategies.algorithms import (
+    algorithm_class,
+    check_own_algorithm,
+    check_own_mechanism,
+)
 from blackthorn.strategies.base import Observer
 from blackthorn.strategies.private_averaging import PrivateOptions
 from blackthorn.strategies.rounds import RoundContext
@@ -66,11 +70,13 @@ def check_names(config: RunConfig) -> None:
         raise ConfigError(f"attack = {config.attack!r} is not allowed: {', '.join(known)}")
 
 
-def check_halves(config: RunConfig, plan: PrivacyPlan | None, problem: Problem) -> None:
+def check_halves(
+    config: RunConfig, plan: PrivacyPlan | None, problem: Problem, ledger: Path | None
+) -> None:
     """Raises ConfigError where an algorithm of the user's own cannot be built, or its server would
     ask for another rule than its clients carry out."""
     try:
-        strategy = build_strategy(config, plan=plan)
+        strategy = build_strategy(config, plan=plan, ledger=ledger)
         start = problem.model.flatten(problem.state())
         asked = strategy.local_rule(RoundContext(1, config.local_lr, start)).sent
         own = strategy.configured_rule(config, config.local_lr, asked).sent
@@ -112,10 +118,14 @@ def _built(
         options["aggregator"] = aggregator
     if plan is None and is_noised(config):
         plan = privacy_plan(config)
-    if plan is not None:
-        del options["participation"]  # the plan's
-        options = PrivateOptions(**options, privacy=plan, ledger=ledger)
-    return algorithm_class(config).build(config, options)
+    if plan is None:
+        return algorithm_class(config).build(config, options)
+    del options["participation"]  # the plan's
+    private = PrivateOptions(**options, privacy=plan, ledger=ledger)
+    strategy = algorithm_class(config).build(config, private)
+    if is_own_code(config.algorithm) and plan.claim:
+        check_own_mechanism(strategy, plan, options, ledger)
+    return strategy
 
 
 def server_rule(config: RunConfig) -> attacks.RuleAt:

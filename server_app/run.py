@@ -147,7 +147,7 @@ def prepare(config: RunConfig) -> PreparedRun:
     if plan is not None:
         check_noise(config, plan, problem)
     if is_own_code(config.algorithm):
-        check_halves(config, plan, problem)
+        check_halves(config, plan, problem, ledger_path(config, folder))
     standing = check_ledger(config, plan, folder, saved) if plan is not None else None
     return PreparedRun(config, problem, folder, plan, saved, standing)
 

@@ -1,26 +1,31 @@
 """From the key `algorithm` to the class that it names, imported when it is needed; what holds of a
 class of the user's own, FILE.py:NAME, before anybody is contacted."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from blackthorn.settings.algorithm_checks import check_algorithm
-from blackthorn.settings.catalogue import Facts, facts_of, load
+from blackthorn.settings.catalogue import ALGORITHMS, Facts, facts_of, load
 from blackthorn.settings.config import RunConfig
 from blackthorn.settings.keys import Keys
 from blackthorn.settings.own_code import OWN_MODULE, guard, is_own_code, own_function
 from blackthorn.settings.privacy_checks import OR_NO_CLAIM, claims_privacy, is_noised
 
-from .base import FederatedStrategy
+from .base import FederatedStrategy, StrategyOptions
+from .ledger_file import behind_links
+from .privacy_plan import PrivacyPlan
 from .private_averaging import PrivateAveraging
 
 # What an own class that claims privacy may have: all else is the mechanism's.
 _OUTSIDE_THE_MECHANISM = {"Options", "build", "facts", "on_aggregate", "summary", "__init__"}
 _OF_EVERY_CLASS = {
+    *vars(type("_", (), {})),
     *vars(type("_", (PrivateAveraging,), {})),
     "__annotations__",
+    "__init_subclass__",
     "__orig_bases__",
     "__parameters__",
 }
@@ -64,23 +69,53 @@ def check_own_algorithm(config: RunConfig) -> None:
             "noise-multiplier = 0 and epsilon = 0"
         )
     check_algorithm(config, facts)
-    touched = sorted(set(_overridden(found)) - _OUTSIDE_THE_MECHANISM)
-    if private and claims_privacy(config) and touched:
+    if private and claims_privacy(config):
+        _check_untouched(sorted(_overridden(found)))
+
+
+def check_own_mechanism(
+    strategy: FederatedStrategy, plan: PrivacyPlan, options: StrategyOptions, ledger: Path | None
+) -> None:
+    """Raises ValueError, one line, where the constructor of an own algorithm that claims privacy
+    has put something in place of the mechanism, or has not passed on the plan or the ledger."""
+    assert isinstance(strategy, PrivateAveraging)  # as it claims privacy
+    path = None if ledger is None else behind_links(ledger)
+    if strategy.privacy != plan or strategy.ledger.path != path:
+        raise ValueError("its constructor or its build has not passed on privacy and ledger")
+    base = _mechanism_of(type(strategy))
+    usual = vars(base(plan, **options))
+    _check_untouched(
+        name
+        for name, value in vars(strategy).items()
+        if name in _names_of(base) and (name not in usual or usual[name] != value)
+    )
+
+
+def _check_untouched(touched: Iterable[str]) -> None:
+    names = ", ".join(touched)
+    if names:
         raise ValueError(
-            f"it overrides {', '.join(touched)} of PrivateAveraging, so that no privacy is claimed "
-            f"for it: leave the mechanism alone, {OR_NO_CLAIM}"
+            f"it overrides {names} of PrivateAveraging, so that no privacy is claimed for it: "
+            f"leave the mechanism alone, {OR_NO_CLAIM}"
         )
 
 
-def _overridden(found: type) -> Iterator[str]:
-    """What the user's own classes have in place of ours, special methods included."""
-    for one in found.__mro__:
-        if _is_own(one):
-            yield from (
-                name
-                for name in vars(one)
-                if name not in _OF_EVERY_CLASS and hasattr(PrivateAveraging, name)
-            )
+def _overridden(found: type) -> set[str]:
+    """What a class has in place of the mechanism's own, special methods included, whoever wrote
+    the class that it has it from."""
+    base = _mechanism_of(found)
+    others = set(found.__mro__) - set(base.__mro__)
+    return {name for one in others for name in vars(one)} & _names_of(base)
+
+
+def _mechanism_of(found: type) -> Any:
+    """The published class, nearest to `found`, on which it stands."""
+    published = {load(facts.noised) for facts in ALGORITHMS.values() if facts.noised}
+    return next(one for one in found.__mro__ if one in {*published, PrivateAveraging})
+
+
+def _names_of(base: type) -> set[str]:
+    return set(dir(base)) - _OF_EVERY_CLASS - _OUTSIDE_THE_MECHANISM
 
 
 def _is_own(one: type) -> bool:

@@ -70,6 +70,11 @@ class Ledger:
         self._room: tuple[Release | None, int] = (None, 0)
 
     @property
+    def path(self) -> Path | None:
+        """The file itself; None: in memory alone."""
+        return self._path
+
+    @property
     def rounds(self) -> int:
         """How many rounds have been charged, those of earlier runs included."""
         return sum(entry.rounds for entry in self._entries)

@@ -193,6 +193,14 @@ class PrivateAveraging(FederatedStrategy):
         plan.check_resolution(context.model, context.local_lr)
         return self.bounded(bound, plan.noise_multiplier, plan.noise_shares)
 
+    def check_rule(self, rule: LocalRule, context: RoundContext) -> None:
+        """Under a claim it is the plan's, with its C, z and s, whoever overrides `local_rule`."""
+        due = PrivateAveraging.local_rule(self, context)
+        if self.privacy.claim and rule.sent != due.sent:
+            raise ValueError(
+                f"local_rule = {rule.sent} breaks the claim: by the privacy plan it is {due.sent}"
+            )
+
     @classmethod
     def configured_rule(cls, config: RunConfig, local_lr: float, asked: SentRule) -> LocalRule:
         """As `local_rule`; a z that the configuration leaves to the server, which has a budget, is

@@ -143,6 +143,10 @@ class RoundHooks:
         """What every client does in the round, whoever else does."""
         return LocalRule()
 
+    def check_rule(self, rule: LocalRule, context: RoundContext) -> None:
+        """Called before the `rule` is sent, which `local_rule` gave. Raises ValueError where it is
+        not the one of which something is claimed."""
+
     def norm_bound(self, context: RoundContext) -> NormBound:  # noqa: ARG002
         """The largest norm that an honest client's update has."""
         return NormBound(math.inf)
@@ -189,6 +193,7 @@ def plan_round(
     context = RoundContext(server_round, local_lr, model, tuple(clients))
     context = replace(context, cohort=hooks.draw_cohort(clients, context))
     rule = hooks.local_rule(context)
+    hooks.check_rule(rule, context)
     attested = Attestation(rule.sent, server_round) if hooks.needs_attestation else None
     return replace(context, rule=rule, attested=attested)
 

@@ -42,7 +42,11 @@ from blackthorn.strategies import (
 )
 from blackthorn.strategies.aggregators import CorruptionBound
 from blackthorn.strategies.attestation import SentRule
+from blackthorn.strategies.bounded_update import ClipUpdate
+from blackthorn.strategies.clipping import ClipGradient
+from blackthorn.strategies.local_rule import LocalRule
 from blackthorn.strategies.private_averaging import PrivateAveraging
+from blackthorn.strategies.rounds import RoundContext
 
 # Budget and ledger.
 
@@ -259,3 +263,34 @@ def test_a_client_does_not_answer_a_server_that_asks_for_too_little(z: float, sh
     request = read_round(Message(content, dst_node_id=3, message_type="train"))
     with pytest.raises(ValueError, match=r"noise-multiplier|names (101|99|0|-4) shares"):
         noised_models(config, torch.zeros(D), torch.zeros(1, D), [request], [0])
+
+
+@pytest.mark.parametrize("location", ["server", "client"])
+@pytest.mark.parametrize(
+    "rule",
+    [
+        ClipUpdate(C, 2 * Z, CLIENTS),
+        ClipUpdate(2 * C, Z, CLIENTS),
+        ClipUpdate(C, Z, 2 * CLIENTS),
+        ClipUpdate(2 * C),
+        ClipGradient(C, 1),
+    ],
+)
+def test_another_rule_than_the_plan_s_is_not_sent_under_a_claim(
+    rule: LocalRule, location: str
+) -> None:
+    """Whoever overrides the client's half asks nobody for it."""
+
+    class Mixed(DPFedAvg):
+        def local_rule(self, context: RoundContext) -> LocalRule:
+            del context
+            return rule
+
+    options: Any = {"local_rate": LR, "num_clients": CLIENTS, "start_timeout": 2.0}
+    strategy, seen = Mixed(plan(noise_location=location), **options), grid()
+    with pytest.raises(ValueError, match=r"local_rule = clip-.* breaks the claim: by the privacy"):
+        strategy.start(seen, state_of(START), num_rounds=1, timeout=20)
+    assert not [one for one in seen.sent if one.metadata.message_type == "train"]
+    assert strategy.ledger.rounds == 0
+    unclaimed = Mixed(plan(noise_location=location, claim=False), **options)
+    unclaimed.start(grid(), state_of(START), num_rounds=1, timeout=20)
