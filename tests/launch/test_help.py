@@ -112,6 +112,7 @@ def test_completion_offers_commands_options_and_keys() -> None:
     assert "--output-dir" in complete("blackthorn simulate --out")
     keys = complete("blackthorn simulate recipe.toml --set num-cl")
     assert keys == ["num-classes=", "num-clients="]
+    assert complete("blackthorn run recipe.toml --set num-cl") == keys
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
