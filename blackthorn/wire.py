@@ -9,6 +9,7 @@ writes what a client does.
 ARRAYS = "arrays"  # both: the model's state_dict, of an ArrayRecord
 CONFIG = "config"  # server: what follows below; client: its PROBLEM
 RULE = "rule"  # server: what the clients do in the round (strategies.local_rule)
+LAYOUT = "layout"  # server: what of the arrays is what, by the lists of names below
 METRICS = "metrics"  # client: what it says of itself, as client_app.disclosure lets it
 MEMORY = "memory"  # server: the vector that it keeps for the client
 ATTESTED = "attested"  # client: that it carried the rule out
@@ -20,10 +21,16 @@ ROUNDS_BEGUN = "rounds-begun"  # server: rounds that were asked for, those done 
 CLIENT_ID = "client-id"  # server: whom it takes the node for; client, enrolling: who it is
 SEED = "seed"  # server: that of the streams in blackthorn.randomness
 NONCE = "nonce"  # server: makes every message's digest one that nobody can foretell
+CLAIM = "claim"  # server: "client" where what single clients say of themselves is withheld
 SHARE = "share"  # server: the client's share of all examples, for FA-LD
 TOTAL_EXAMPLES = "total-examples"  # server: how many all clients have, for FA-LD
 SHARED_SEED = "shared-seed"  # server: that of the noise which all clients share, for FA-LD
 POISON = "poison"  # simulation: which labels a corrupt client trains on
+
+# Lists of names in LAYOUT. What is in none is the server's, and stays as it is.
+PARAMETERS = "parameters"  # server: w, in this order
+AVERAGED = "averaged-statistics"  # server: statistics that clients send back
+LOCAL = "local-statistics"  # server: statistics that every client keeps for itself
 
 # Entries of the question by which a node enrols.
 ASK, ENROL = "ask", "enrol"  # server

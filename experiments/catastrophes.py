@@ -20,9 +20,9 @@ from blackthorn.experiments.study import (
     series,
 )
 from blackthorn.reporting.figures import BLUE, CYCLE, ORANGE, new_figure
-from blackthorn.strategies.base import Observer
 from blackthorn.strategies.bounding import row_norms
 from blackthorn.strategies.failure_detector import FailureDetector
+from blackthorn.strategies.options import Observer
 from blackthorn.strategies.reports import RoundReport
 from blackthorn.tasks.problem import Problem
 

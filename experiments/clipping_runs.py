@@ -8,9 +8,9 @@ import numpy as np
 
 from blackthorn.experiments.engine_run import run_watched
 from blackthorn.experiments.study import Cell, Context, Label, Value
-from blackthorn.strategies.base import Observer
 from blackthorn.strategies.bounding import row_norms
 from blackthorn.strategies.instruments import measure_updates
+from blackthorn.strategies.options import Observer
 from blackthorn.strategies.reports import RoundReport
 from blackthorn.tasks.problem import Problem
 

@@ -10,7 +10,8 @@ from blackthorn.server_app.build import build_strategy
 from blackthorn.server_app.run import server_evaluation, with_simulated_attack
 from blackthorn.settings.config import RunConfig, make_config
 from blackthorn.simulation.engine import EngineGrid, train_together
-from blackthorn.strategies.base import EvaluateFn, Observer
+from blackthorn.strategies.evaluation import EvaluateFn
+from blackthorn.strategies.options import Observer
 from blackthorn.tasks.problem import Problem, load_problem
 
 

@@ -21,7 +21,7 @@ from blackthorn.experiments.study import (
     spread,
 )
 from blackthorn.reporting.figures import CYCLE, legend_above, new_figure
-from blackthorn.strategies.base import Observer
+from blackthorn.strategies.options import Observer
 from blackthorn.strategies.reports import RoundReport
 from blackthorn.tasks.problem import Problem
 

@@ -23,7 +23,7 @@ from blackthorn.experiments.study import (
 )
 from blackthorn.reporting.figures import CYCLE, legend_above, new_figure
 from blackthorn.settings.config import make_config
-from blackthorn.strategies.base import Observer
+from blackthorn.strategies.options import Observer
 from blackthorn.strategies.reports import RoundReport
 from blackthorn.tasks.problem import Problem, load_problem
 

@@ -11,9 +11,9 @@ from blackthorn.experiments.engine_run import run_watched
 from blackthorn.experiments.finding import Claim, Finding, between, unchecked
 from blackthorn.experiments.study import Cell, Context, Numbers, Plot, Scale, Section, Table, Value
 from blackthorn.reporting.figures import BLUE, CYCLE, ORANGE, legend_above, new_figure
-from blackthorn.strategies.base import Observer
 from blackthorn.strategies.bounding import row_norms
 from blackthorn.strategies.instruments import inverse_noise_index, pooled_tail_index
+from blackthorn.strategies.options import Observer
 from blackthorn.strategies.reports import RoundReport
 from blackthorn.strategies.tail_index import tail_index
 from blackthorn.tasks.noise_laws import symmetric_stable

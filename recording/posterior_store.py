@@ -69,7 +69,7 @@ class PosteriorStore:
         slot = self._slot(self.offered)
         if slot is not None:
             labels = {"round": str(server_round), "number": str(self.offered), **about}
-            arrays = {name: np.ascontiguousarray(value) for name, value in state.items()}
+            arrays = {name: np.asarray(value, order="C") for name, value in state.items()}
             replace_file(self.folder / _file_name(slot), save(arrays, metadata=labels))
         self.offered += 1
         self._last_round = server_round

@@ -231,7 +231,7 @@ class RunFolder:
     def save_model(self, state: Mapping[str, np.ndarray], name: str) -> None:
         """Write checkpoints/NAME.safetensors as a whole or not at all."""
         path = self.path / CHECKPOINTS / f"{name}.safetensors"
-        replace_file(path, save({key: np.ascontiguousarray(a) for key, a in state.items()}))
+        replace_file(path, save({key: np.asarray(a, order="C") for key, a in state.items()}))
         self._hide_times(path)
 
     def finish(self, status: str, reason: str = "") -> dict[str, Any]:

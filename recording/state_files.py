@@ -119,7 +119,7 @@ def _encode(saved: Saved) -> bytes:
         "config": saved.config,
         "place": saved.place,
     }
-    contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+    contiguous = {name: np.asarray(array, order="C") for name, array in arrays.items()}
     return bytes(save(contiguous, metadata={_METADATA: json.dumps(about)}))
 
 

@@ -38,7 +38,7 @@ from blackthorn.strategies.algorithms import (
     check_own_algorithm,
     check_own_mechanism,
 )
-from blackthorn.strategies.base import Observer
+from blackthorn.strategies.options import Observer
 from blackthorn.strategies.private_averaging import PrivateOptions
 from blackthorn.strategies.rounds import RoundContext
 from blackthorn.tasks.problem import Problem
@@ -205,6 +205,7 @@ def strategy_options(config: RunConfig, observers: Sequence[Observer]) -> Strate
             config.server_lr, config.server_momentum, config.projection_radius or None
         ),
         "weighting": config.weighting,
+        "statistics": config.statistics,
         "identity": "key" if config.node_authentication else "query",
         "num_clients": config.num_clients,
         "start_timeout": config.start_timeout,

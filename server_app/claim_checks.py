@@ -13,6 +13,7 @@ from blackthorn.settings.privacy_checks import (
 )
 from blackthorn.strategies import PrivacyPlan, spent
 from blackthorn.strategies.accounting import Charge
+from blackthorn.strategies.layout import Entries
 from blackthorn.tasks.problem import Problem
 from blackthorn.tasks.task import Task
 
@@ -27,6 +28,16 @@ def check_noise(config: RunConfig, plan: PrivacyPlan, problem: Problem) -> None:
         plan.check_resolution(first, local_rate_of(config).at_least(config.num_server_rounds))
     except ValueError as error:
         raise ConfigError(str(error)) from error
+
+
+def check_statistics(config: RunConfig, problem: Problem) -> None:
+    """Raises ConfigError where clients would send statistics of their examples without noise."""
+    found = Entries.of_module(problem.model.module).statistics
+    if claims_privacy(config) and config.statistics == "average" and found:
+        raise ConfigError(
+            f"statistics = average breaks the claim: the model's {found[0]!r} would leave the "
+            f"clients without noise; set statistics = server or local, {OR_NO_CLAIM}"
+        )
 
 
 def check_evaluation(config: RunConfig, task: Task) -> str | None:

@@ -47,7 +47,12 @@ from blackthorn.recording.tracking import Tracker, check_tracking, make_trackers
 from blackthorn.reporting.posterior_report import check_posterior, report_posterior
 from blackthorn.reporting.run_report import publish
 from blackthorn.server_app.build import build_strategy, check_halves, check_names, server_rule
-from blackthorn.server_app.claim_checks import check_evaluation, check_figures, check_noise
+from blackthorn.server_app.claim_checks import (
+    check_evaluation,
+    check_figures,
+    check_noise,
+    check_statistics,
+)
 from blackthorn.server_app.instruments import Instruments
 from blackthorn.server_app.useless_noise import useless_noise
 from blackthorn.settings.config import ConfigError, RunConfig
@@ -63,7 +68,8 @@ from blackthorn.settings.unused_keys import unused_settings
 from blackthorn.strategies import PrivacyPlan
 from blackthorn.strategies.algorithms import algorithm_class, algorithm_facts
 from blackthorn.strategies.array_codec import decode
-from blackthorn.strategies.base import EvaluateFn, Observer
+from blackthorn.strategies.evaluation import EvaluateFn
+from blackthorn.strategies.options import Observer
 from blackthorn.strategies.reports import RoundReport
 from blackthorn.tasks.problem import Problem, load_problem
 from blackthorn.wire import SEED
@@ -146,6 +152,7 @@ def prepare(config: RunConfig) -> PreparedRun:
     check_figures(config, plan)
     if plan is not None:
         check_noise(config, plan, problem)
+        check_statistics(config, problem)
     if is_own_code(config.algorithm):
         check_halves(config, plan, problem, ledger_path(config, folder))
     standing = check_ledger(config, plan, folder, saved) if plan is not None else None
@@ -237,7 +244,7 @@ def _federate(
     try:
         result = strategy.start(
             with_simulated_attack(config, grid),
-            ArrayRecord(prepared.problem.state()),
+            prepared.problem.model.module,
             num_rounds=config.num_server_rounds,
             timeout=config.round_timeout,
             train_config=ConfigRecord({SEED: config.seed}),

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from flwr.app import ArrayRecord
 
 from blackthorn.recording.privacy import privacy_plan
 from blackthorn.server_app.build import strategy_options
@@ -203,7 +202,7 @@ class _Central:
         everybody = EngineGrid(config.model_copy(update={"num_clients": population}), self.problem)
         strategy.start(
             CanaryGrid(everybody, config.num_clients, directions, bound, alone),
-            ArrayRecord(self.problem.state()),
+            self.problem.model.module,
             num_rounds=rounds,
             evaluate_fn=lambda server_round, arrays: None,  # noqa: ARG005
         )

@@ -28,7 +28,7 @@ from .aggregators import (
     nearest_neighbours,
     weighted_mean,
 )
-from .base import FederatedStrategy, StrategyOptions
+from .base import FederatedStrategy
 from .biclip import BiClip, biclip
 from .bounded_update import ClipNorm
 from .bounding import NormBound, clip, normalize
@@ -42,6 +42,7 @@ from .global_model import ServerStep
 from .learning_rate import LocalRate
 from .ledger import Ledger
 from .local_rule import LocalRule
+from .options import StrategyOptions
 from .output_iterate import OutputIterate
 from .participation import (
     CohortPlan,

@@ -9,26 +9,29 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal, TypedDict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
+from torch import nn
 
 from blackthorn.flower_port.synchronous import attribute_replies
 from blackthorn.flower_port.transports import Transport, transport_of
 from blackthorn.settings.config import RunConfig
-from blackthorn.wire import LOCAL_LR, ROUNDS_BEGUN
+from blackthorn.wire import CLAIM, LOCAL_LR, ROUNDS_BEGUN
 
 from . import rounds
 from .aggregators import Aggregator, weighted_mean
 from .enrolment import ClientRegistry
 from .evaluation import EvaluateFn, Evaluation
 from .global_model import GlobalModel, ServerStep
+from .layout import STATISTICS, Statistics
 from .learning_rate import LocalRate
 from .messages import Asked
+from .options import Observer, StrategyOptions
 from .output_iterate import IterateKeeper, OutputIterate
 from .participation import FullParticipation, Participation
 from .reports import RoundReport
@@ -37,52 +40,6 @@ from .run_state import QuorumWatch, RunState
 from .screening import Screened
 
 logger = logging.getLogger("blackthorn")
-
-Observer = Callable[[RoundReport], None]
-
-
-class StrategyOptions(TypedDict, total=False):
-    """Options that every strategy takes, with their defaults.
-
-    aggregator: the rule (weighted_mean); a robust one such as RageFilter ignores the weights.
-    participation: who joins a round (FullParticipation()).
-    local_rate: η_l, or a LocalRate that changes over rounds (1.0: gradient and parameter units
-        are the same, which is right for any rule without a threshold).
-    server_step: η_g, momentum and projection (ServerStep()).
-    weighting: "uniform", or "num-examples" capped by what a client enrolled with (with identity
-        "node" nobody was asked, so there the clients' claims count).
-    identity: "node" (any Flower ClientApp), "query" (stable ids, asked of each node once), or
-        "key" (as "query"; an id stays with the node that had it first, which is what a client's
-        registered key means where nodes authenticate).
-    num_clients: clients to wait for before the first round (2), at most start_timeout seconds
-        (120); the run goes on with fewer if there are at least min_replies. A run with nobody
-        connected pauses, and ends after as many seconds. With identity
-        "query" or "key" the ids are 0 to num_clients - 1, and others are refused.
-    min_replies: accepted replies below which a round leaves the model as it was (1).
-    fail_after: rounds in a row below that quorum after which `start` gives up (None: never).
-    enough_replies: accepted replies that end a round before its deadline; who has not answered by
-        then is surplus (None: everybody is waited for).
-    evaluate_every: rounds between evaluations (1).
-    output: which iterate `start` hands out (OutputIterate(), the last).
-    seed: of the sampling of cohorts and of whatever the rule draws (0).
-    observers: called with every round's RoundReport; they read and never change the round.
-    """
-
-    aggregator: Aggregator
-    participation: Participation
-    local_rate: float | LocalRate
-    server_step: ServerStep
-    weighting: Literal["uniform", "num-examples"]
-    identity: Literal["query", "key", "node"]
-    num_clients: int
-    start_timeout: float
-    min_replies: int
-    fail_after: int | None
-    enough_replies: int | None
-    evaluate_every: int
-    output: OutputIterate
-    seed: int
-    observers: Sequence[Observer]
 
 
 class FederatedStrategy(RoundHooks, Strategy):
@@ -104,6 +61,8 @@ class FederatedStrategy(RoundHooks, Strategy):
         enough_replies: int | None = None,
         evaluate_every: int = 1,
         output: OutputIterate | None = None,
+        shared: Sequence[str] = ("*",),
+        statistics: Statistics = "average",
         seed: int = 0,
         observers: Sequence[Observer] = (),
     ) -> None:
@@ -111,6 +70,8 @@ class FederatedStrategy(RoundHooks, Strategy):
             raise ValueError(f"weighting = {weighting!r} is not allowed: uniform or num-examples")
         if evaluate_every < 1:
             raise ValueError(f"evaluate_every = {evaluate_every} is not allowed: at least 1")
+        if statistics not in STATISTICS:
+            raise ValueError(f"statistics = {statistics!r} is not allowed: {', '.join(STATISTICS)}")
         super().__init__(aggregator, participation or FullParticipation(), seed)
         self.quorum = max(1, min_replies)
         self._rate = local_rate if isinstance(local_rate, LocalRate) else LocalRate(local_rate)
@@ -124,6 +85,7 @@ class FederatedStrategy(RoundHooks, Strategy):
         self._evaluate_every = evaluate_every
         self._output = output or OutputIterate()
         self._observers = list(observers)
+        self._shared, self._statistics = tuple(shared), statistics
         self._registry = ClientRegistry(identity, num_clients)
         self._local_lr = self._rate.initial
         self._evaluation = Evaluation(self._registry, start_timeout)
@@ -154,7 +116,7 @@ class FederatedStrategy(RoundHooks, Strategy):
     def start(
         self,
         grid: Grid | Transport,
-        initial_arrays: ArrayRecord,
+        initial_arrays: ArrayRecord | nn.Module,
         num_rounds: int = 3,
         timeout: float = 3600,
         train_config: ConfigRecord | None = None,
@@ -164,6 +126,8 @@ class FederatedStrategy(RoundHooks, Strategy):
     ) -> Result:
         """Run `num_rounds` rounds; the arguments and the result are those of Flower's strategies.
 
+        `initial_arrays` may be a module, too, which also knows what is frozen (that does not
+        travel), tied (that counts once) or a buffer.
         `timeout` is the deadline of one round's replies, in seconds. Without `evaluate_fn` the
         clients evaluate the model on their held-out examples. The result's arrays are those of
         the output iterate; `output_round` says after how many rounds it arose. `from_state`: what
@@ -179,8 +143,8 @@ class FederatedStrategy(RoundHooks, Strategy):
         num_rounds = self._begin(transport, initial_arrays, num_rounds, from_state)
         model = self._require_model()
         if from_state is None:
-            metrics = self._evaluate_initial(initial_arrays, result, evaluate_fn)
-            self._iterates.see(0, initial_arrays, metrics)
+            metrics = self._evaluate_initial(model.arrays(), result, evaluate_fn)
+            self._iterates.see(0, model.arrays(), metrics)
         self.between_rounds = True
         for server_round in range(self._round + 1, num_rounds + 1):
             context, asked = self._plan_and_write(server_round, train_config, transport, timeout)
@@ -190,9 +154,8 @@ class FederatedStrategy(RoundHooks, Strategy):
             report = self._close_round(context, asked, screened)
             result.train_metrics_clientapp[server_round] = report.metric_record()
             if server_round % self._evaluate_every == 0 or server_round == num_rounds:
-                arrays, config = model.arrays(), evaluate_config
                 self._evaluation.of_round(
-                    report, result, arrays, evaluate_fn, transport, config, timeout
+                    report, result, model, evaluate_fn, transport, evaluate_config, timeout
                 )
             gained = self._evaluation.gained(report.metrics)
             self._local_lr = self._rate.after_round(self._local_lr, gained)
@@ -221,6 +184,8 @@ class FederatedStrategy(RoundHooks, Strategy):
         arrays = model.moving_parts()
         if iterates.server_round != self._round:
             arrays["output"] = model.vector(iterates.arrays).numpy()
+            if len(model.statistics):
+                arrays["output-statistics"] = model.statistics_of(iterates.arrays)
         values = {
             "local_lr": self._local_lr,
             "accuracy": self._evaluation.accuracy,
@@ -246,7 +211,7 @@ class FederatedStrategy(RoundHooks, Strategy):
         """Draw the cohort and write its messages (nothing is sent yet)."""
         transport = transport_of(grid)
         if self._model is None or not self._model.issued(arrays):
-            self._model = GlobalModel.of(arrays)
+            self._model = self._model_of(arrays)
         if len(self._registry) == 0:
             self._enrol_all(transport)
         self._configured = self._plan_and_write(server_round, config, transport, None)
@@ -277,8 +242,9 @@ class FederatedStrategy(RoundHooks, Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Messages that ask every connected client to evaluate the model."""
+        travelling = arrays if self._model is None else self._model.travelling(arrays)
         asked = self._configured_evaluation = self._evaluation.ask(
-            server_round, arrays, config, transport_of(grid), None, self.confidential
+            server_round, travelling, config, transport_of(grid), None, self.confidential
         )
         return asked.messages
 
@@ -295,10 +261,14 @@ class FederatedStrategy(RoundHooks, Strategy):
     # A run's beginning.
 
     def _begin(
-        self, transport: Transport, initial: ArrayRecord, num_rounds: int, state: RunState | None
+        self,
+        transport: Transport,
+        initial: ArrayRecord | nn.Module,
+        num_rounds: int,
+        state: RunState | None,
     ) -> int:
         """Set up the run, or where it stood, and wait for the clients; its rounds' number."""
-        self._model = GlobalModel.of(initial)
+        self._model = self._model_of(initial)
         self._local_lr, self._evaluation.accuracy = self._rate.initial, None
         self._round = self._asked_round = 0 if state is None else state.server_round
         num_rounds = self.rounds_allowed(num_rounds, self._round, self._model.current)
@@ -311,16 +281,25 @@ class FederatedStrategy(RoundHooks, Strategy):
             self.restore_own(state.own)
         return num_rounds
 
+    def _model_of(self, initial: ArrayRecord | nn.Module) -> GlobalModel:
+        model = GlobalModel.of(initial, self._shared, self._statistics)
+        self.check_layout(model.layout)
+        if model.layout.local:  # nobody else can keep them
+            self.needs_attestation = True
+        return model
+
     def _restore(self, state: RunState, model: GlobalModel) -> None:
         arrays = state.arrays_of_run()
-        output = arrays.pop("output", None)
+        output, statistics = arrays.pop("output", None), arrays.pop("output-statistics", None)
         model.restore(arrays)
         self._local_lr = state.values["local_lr"]
         self._evaluation.accuracy = state.values["accuracy"]
         self.rounds_begun, self.knows_rounds_begun = state.begun, state.counted
         self._quorum_watch.in_a_row = state.values["below_quorum"]
         self._registry.restore(state.values["clients"])
-        kept = model.arrays() if output is None else model.arrays_of(torch.from_numpy(output))
+        kept = model.arrays()
+        if output is not None:
+            kept = model.arrays_of(torch.from_numpy(output), statistics)
         self._iterates.restore(kept, state.values["output"])
 
     def _least(self) -> int | None:
@@ -354,7 +333,9 @@ class FederatedStrategy(RoundHooks, Strategy):
         context = rounds.plan_round(self, server_round, self._local_lr, model.current, clients)
         self.rounds_begun += 1
         told = {**(config or {}), LOCAL_LR: self._local_lr, ROUNDS_BEGUN: self.rounds_begun}
-        messages = rounds.train_messages(context, model.arrays(), told, self._registry, timeout)
+        if self.confidential:
+            told[CLAIM] = "client"
+        messages = rounds.train_messages(context, model, told, self._registry, timeout)
         self._asked_round = server_round
         return context, Asked(server_round, context.cohort.clients, messages, began, since)
 

@@ -11,10 +11,11 @@ from blackthorn.settings.config import RunConfig
 from blackthorn.settings.declaration import KeyGroup
 
 from .attestation import SentRule
-from .base import FederatedStrategy, StrategyOptions
+from .base import FederatedStrategy
 from .bounded_update import check_bound
 from .bounding import NormBound
 from .local_rule import LocalRule
+from .options import StrategyOptions
 from .rounds import RoundContext
 
 

@@ -42,17 +42,20 @@ class NormBound:
     norm: float
     roundings: int = 1
 
-    def exceeded(self, updates: Tensor, model: Tensor, local_lr: float) -> Tensor:
+    def exceeded(
+        self, updates: Tensor, model: Tensor, local_lr: float, precision: float = 0.0
+    ) -> Tensor:
         """Which updates u [K, d] are longer than an honest one's, beyond rounding: bool [K].
 
-        `model` is w_t [d], `local_lr` η_l.
+        `model` is w_t [d], `local_lr` η_l, `precision` the machine epsilon of what clients compute
+        in, where that is coarser than the model's.
         """
         if self.norm == math.inf:
             return torch.zeros(len(updates), dtype=torch.bool)
         # w_i = w_t - η_l u_i was rounded to the model's precision on its way here: where the steps
         # are small, every time in the same direction.
         length = float(row_norms(model[None])) / local_lr + self.norm
-        rounding = self.roundings * torch.finfo(model.dtype).eps * length
+        rounding = self.roundings * max(precision, torch.finfo(model.dtype).eps) * length
         return row_norms(updates) > self.norm * (1 + 1e-5) + rounding
 
 

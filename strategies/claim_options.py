@@ -76,6 +76,8 @@ OPTIONS: dict[str, Row] = {
     ),
     "evaluate_every": Row("safe", "the server evaluates what is released; no client is asked"),
     "output": Row("safe", "a choice among released models"),
+    "shared": Row("safe", "what does not travel tells nothing; what does is noised"),
+    "statistics": Row("safe", "an average of statistics that a model has is refused at the start"),
     "seed": Row("adjusted", "cohorts and noise come from the operating system whatever it is"),
     "observers": Row("safe", "they are the operator's own: what they see is not released"),
 }

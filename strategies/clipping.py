@@ -11,10 +11,11 @@ from blackthorn.settings.config import RunConfig
 from blackthorn.settings.derived import clip_units
 
 from .attestation import SentRule
-from .base import FederatedStrategy, StrategyOptions
+from .base import FederatedStrategy
 from .bounded_update import ClipNorm, ClipUpdate, Units, check_bound, check_float32
 from .bounding import NormBound, clip
 from .local_rule import LocalRule, RoundOf
+from .options import StrategyOptions
 from .rounds import RoundContext
 
 

@@ -15,11 +15,12 @@ from blackthorn.settings.derived import clip_units
 
 from .aggregation import Aggregate
 from .attestation import SentRule
-from .base import FederatedStrategy, StrategyOptions
+from .base import FederatedStrategy
 from .bounded_update import ClipNorm, Units, check_bound
 from .bounding import clip, row_norms
 from .enrolment import Client
 from .local_rule import LocalRule, RoundOf
+from .options import StrategyOptions
 from .participation import CohortPlan
 from .rounds import RoundContext
 

@@ -11,6 +11,7 @@ from flwr.serverapp.strategy import Result
 from blackthorn.flower_port.transports import Delivery, Transport
 
 from .enrolment import ClientRegistry
+from .global_model import GlobalModel
 from .messages import Asked, content_of_round, write_messages
 from .reports import RoundReport
 from .screening import RejectedReply, content_of, read_count, scalar_metrics
@@ -33,7 +34,7 @@ class Evaluation:
         self,
         report: RoundReport,
         result: Result,
-        arrays: ArrayRecord,
+        model: GlobalModel,
         evaluate_fn: EvaluateFn | None,
         transport: Transport,
         config: Mapping[str, Any] | None,
@@ -43,10 +44,10 @@ class Evaluation:
         `evaluate_fn`, else the mean of what the clients measure within `timeout` seconds."""
         began = time.monotonic()
         if evaluate_fn is not None:
-            self.at_the_server(report, result, arrays, evaluate_fn)
+            self.at_the_server(report, result, model.arrays(), evaluate_fn)
         else:
             asked = self.ask(
-                report.server_round, arrays, config, transport, timeout, report.confidential
+                report.server_round, model.sent(), config, transport, timeout, report.confidential
             )
             left = asked.left(timeout)
             metrics = self.average(transport.exchange(asked.messages, asked.clients, left))

@@ -27,10 +27,11 @@ from blackthorn.settings.config import RunConfig
 from blackthorn.wire import SHARE, SHARED_SEED, TOTAL_EXAMPLES
 
 from .attestation import SentRule
-from .base import FederatedStrategy, StrategyOptions
+from .base import FederatedStrategy
 from .enrolment import Client
 from .learning_rate import LocalRate
 from .local_rule import LocalRule, LocalSGD, LocalSteps, RoundOf
+from .options import StrategyOptions
 from .participation import CohortPlan
 from .rounds import RoundContext
 from .shared_noise import MAX_SHARED_SEED, shared_noise

@@ -133,6 +133,16 @@ class LocalRule:
         """Whether `on_gradient` does anything."""
         return type(self).on_gradient is not LocalRule.on_gradient
 
+    @property
+    def has_own_steps(self) -> bool:
+        """Whether its steps are others than SGD's."""
+        return type(self).steps is not LocalRule.steps
+
+    @property
+    def is_in_training(self) -> bool:
+        """Whether it is carried out at every step, and not in the update alone."""
+        return self.changes_gradients or self.has_own_steps
+
 
 def rule_of(sent: SentRule) -> LocalRule:
     """What a rule means by the catalogue. Raises ValueError for one that it does not have."""
@@ -140,6 +150,20 @@ def rule_of(sent: SentRule) -> LocalRule:
         raise ValueError(f"the rule {sent} is not known")
     found: type[LocalRule] = load(LOCAL_RULES[sent.name])
     return found.read(sent)
+
+
+def how_to_attest(sent: SentRule) -> str:
+    """What to do with a ClientApp that does not attest a rule."""
+    todo = "add mods=[blackthorn.client_app.mod] to its ClientApp"
+    try:
+        rule = rule_of(sent)
+    except ValueError:
+        return todo
+    if rule.has_own_steps:
+        return f"{todo} and train with Round.of(message).optimizer(model)"
+    if rule.changes_gradients:
+        return f"{todo} and train with Round.of(message).wrap(optimizer)"
+    return todo
 
 
 @dataclass(frozen=True)

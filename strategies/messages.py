@@ -8,10 +8,22 @@ from typing import Any, cast
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 
-from blackthorn.wire import ARRAYS, CLIENT_ID, CONFIG, NONCE, RULE, SERVER_ROUND
+from blackthorn.wire import (
+    ARRAYS,
+    AVERAGED,
+    CLIENT_ID,
+    CONFIG,
+    LAYOUT,
+    LOCAL,
+    NONCE,
+    PARAMETERS,
+    RULE,
+    SERVER_ROUND,
+)
 
 from .attestation import SentRule
 from .enrolment import ClientRegistry
+from .layout import ModelLayout
 
 Told = Mapping[str, int | float]
 
@@ -40,12 +52,23 @@ def content_of_round(
     arrays: ArrayRecord,
     config: Mapping[str, Any],
     rule: SentRule | None = None,
+    layout: ModelLayout | None = None,
 ) -> RecordDict:
-    """What all messages of a round have in common: the model, its config and the clients' rule."""
+    """What all messages of a round have in common: the model, its config, the clients' rule, and
+    which of the model's entries are its parameters w, and which are statistics that clients send
+    back or keep for themselves."""
     content = RecordDict({ARRAYS: arrays, CONFIG: ConfigRecord({**config})})
     cast(ConfigRecord, content[CONFIG])[SERVER_ROUND] = server_round
     if rule is not None:
         content[RULE] = rule.record()
+    if layout is not None:
+        content[LAYOUT] = ConfigRecord(
+            {
+                PARAMETERS: list(layout.trainable),
+                AVERAGED: list(layout.averaged),
+                LOCAL: list(layout.local),
+            }
+        )
     return content
 
 

@@ -18,15 +18,17 @@ from .accounting import Figure
 from .aggregation import Aggregate
 from .aggregators import weighted_mean
 from .attestation import SentRule
-from .base import FederatedStrategy, StrategyOptions
+from .base import FederatedStrategy
 from .bounded_update import BoundedUpdate, ClipNorm, ClipUpdate
 from .bounding import NormBound
 from .claim_options import check_options
 from .enrolment import Client
 from .entropy import Randomness, SeededRandomness, SystemRandomness
+from .layout import ModelLayout
 from .ledger import Ledger, mark_of
 from .local_rule import LocalRule
 from .noise import client_deviation, gaussian_noise, longest_noised, missing_share, on_grid
+from .options import StrategyOptions
 from .participation import CohortPlan
 from .privacy_plan import PrivacyPlan
 from .rounds import RoundContext, RunOver
@@ -128,6 +130,21 @@ class PrivateAveraging(FederatedStrategy):
             self.ledger.close()
 
     # The hooks.
+
+    def check_layout(self, layout: ModelLayout) -> None:
+        """Under a claim nothing travels back that is not noised, and in full precision where
+        clients draw the noise."""
+        if self.privacy.claim and layout.averaged:
+            raise ValueError(
+                "statistics = 'average' is not allowed under a privacy claim: "
+                f"{layout.averaged[0]!r} would leave the clients without noise; use 'server' or "
+                "'local'"
+            )
+        if self.privacy.noise_location == "client" and layout.is_half:
+            raise ValueError(
+                "a model in half precision is not allowed with noise at the clients: it would be "
+                "lost in rounding; send it as float32"
+            )
 
     def norm_bound(self, context: RoundContext) -> NormBound:
         """C in gradient units; with noise at the clients, what C plus a share of it may reach."""

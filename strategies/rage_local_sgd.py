@@ -5,8 +5,9 @@ from typing import Literal, Unpack
 from blackthorn.settings.config import RunConfig
 
 from .aggregators import CorruptionBound, Mixing, RageFilter
-from .base import FederatedStrategy, StrategyOptions
+from .base import FederatedStrategy
 from .gfedavg import GFedAvg
+from .options import StrategyOptions
 
 
 class Rage(FederatedStrategy):

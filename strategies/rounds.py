@@ -31,11 +31,12 @@ from .attestation import Attestation, SentRule
 from .bounding import NormBound
 from .enrolment import Client, ClientRegistry
 from .global_model import GlobalModel, ServerStep
-from .local_rule import LocalRule
+from .layout import ModelLayout
+from .local_rule import LocalRule, how_to_attest
 from .messages import Asked, content_of_round, write_messages
 from .participation import CohortPlan, Participation, send_order
 from .reports import RoundReport
-from .screening import WHO_ATTESTS, Contribution, Screened, Screening
+from .screening import Contribution, Screened, Screening
 
 logger = logging.getLogger("blackthorn")
 
@@ -108,6 +109,9 @@ class RoundHooks:
         line, where the algorithm is not what it is called with these."""
 
     # Before the first round.
+
+    def check_layout(self, layout: ModelLayout) -> None:
+        """Raises ValueError where what travels of a model cannot be brought under the algorithm."""
 
     def rounds_allowed(
         self,
@@ -200,13 +204,15 @@ def plan_round(
 
 def train_messages(
     context: RoundContext,
-    arrays: ArrayRecord,
+    model: GlobalModel,
     config: Mapping[str, Any],
     registry: ClientRegistry,
     ttl: float | None,
 ) -> list[Message]:
     """Broadcast: one message a client of the cohort, with w_t, the config and the rule."""
-    content = content_of_round(context.server_round, arrays, config, context.rule.sent)
+    content = content_of_round(
+        context.server_round, model.sent(), config, context.rule.sent, model.layout
+    )
     cohort = context.cohort
     kind, clients = MessageType.TRAIN, cohort.clients
     messages = write_messages(kind, content, clients, registry, ttl, cohort.told)
@@ -269,16 +275,20 @@ def close_round(
         report.below_quorum = True
         report.skipped = f"{len(context.accepted)} replies, fewer than {hooks.quorum}"
     else:
-        _measure(hooks, context, screened, report)
+        _measure(hooks, context, screened, report, model.layout.precision)
         weights = context.cohort.weights(context.accepted, examples)
-        _update_model(hooks, context, screened.updates, weights, model, step, report)
+        _update_model(hooks, context, screened, weights, model, step, report)
     # The observers' own: what they do to it changes nothing.
     report.model = model.current.clone()
     return report
 
 
 def _measure(
-    hooks: RoundHooks, context: RoundContext, screened: Screened, report: RoundReport
+    hooks: RoundHooks,
+    context: RoundContext,
+    screened: Screened,
+    report: RoundReport,
+    precision: float,
 ) -> None:
     """What the report tells of the updates as they came."""
     report.updates = screened.updates
@@ -286,7 +296,7 @@ def _measure(
     report.sample_epsilons = _claimed(screened.contributions, SAMPLE_EPSILON)
     bound = hooks.norm_bound(context)
     report.norm_bound = bound.norm
-    over = bound.exceeded(screened.updates, context.model, context.local_lr).tolist()
+    over = bound.exceeded(screened.updates, context.model, context.local_lr, precision).tolist()
     report.over_bound = [c for c, is_over in zip(context.accepted, over, strict=True) if is_over]
 
 
@@ -303,7 +313,7 @@ def _claimed(contributions: Mapping[int, Contribution], key: str) -> dict[int, f
 def _update_model(
     hooks: RoundHooks,
     context: RoundContext,
-    updates: torch.Tensor,
+    screened: Screened,
     weights: torch.Tensor,
     model: GlobalModel,
     step: ServerStep,
@@ -311,7 +321,7 @@ def _update_model(
 ) -> None:
     began = combined = time.monotonic()
     try:
-        aggregate = hooks.combine(updates, weights, context)
+        aggregate = hooks.combine(screened.updates, weights, context)
         combined = time.monotonic()
         vector = hooks.on_aggregate(aggregate.vector, context.local_lr)
         if vector.shape != aggregate.vector.shape:
@@ -322,6 +332,7 @@ def _update_model(
         report.ends_run = isinstance(error, RunOver)
         report.seconds["aggregation"] = time.monotonic() - began
         return
+    model.average_statistics(screened.statistics, _kept(aggregate))
     report.seconds["aggregation"] = combined - began
     report.seconds["server-step"] = time.monotonic() - combined
     # With momentum the model may keep the vector itself.
@@ -331,6 +342,13 @@ def _update_model(
     report.iterations = aggregate.iterations
     kept = aggregate.survivors.tolist()
     report.filtered = [c for c, keep in zip(context.accepted, kept, strict=True) if not keep]
+
+
+def _kept(aggregate: Aggregate) -> np.ndarray:
+    """What the statistics of every row count for [K]: those of kept rows, by the rule's weights."""
+    kept = aggregate.survivors.numpy().astype(np.float64)
+    weights = kept * np.nan_to_num(aggregate.weights.numpy()).clip(min=0.0)
+    return weights if weights.sum() > 0 else kept
 
 
 class LossLog:
@@ -357,7 +375,7 @@ class LossLog:
             return
         self._told_of_silence = True
         needed = (
-            f", and none would that does not attest {attested.rule}: {WHO_ATTESTS}"
+            f", and none would that does not attest {attested.rule}: {how_to_attest(attested.rule)}"
             if attested
             else ""
         )

@@ -21,15 +21,14 @@ from blackthorn.wire import ATTESTED, NUM_EXAMPLES, RULE
 from .array_codec import NUMPY, HeldArray, read_header
 from .attestation import Attestation
 from .global_model import GlobalModel
-from .layout import ModelLayout
+from .layout import VARIANCE, ModelLayout
+from .local_rule import how_to_attest
 
 MAX_EXAMPLES = 10**12
 # Rules take products of up to four updates in float64; every float32 is far below this.
 MAX_UPDATE = 1e70
 # Flower's code for a message whose node has gone.
 _NODE_UNAVAILABLE = 5
-# What to do about replies that do not attest a rule.
-WHO_ATTESTS = "run Blackthorn's own ClientApp there (blackthorn.client_app.app)"
 
 # What Flower makes of an exception on the client, `<class 'a.b.C'>:<'its text'>`; Python writes
 # C: its text.
@@ -47,6 +46,8 @@ class Contribution:
     update: torch.Tensor
     num_examples: int | None
     metrics: dict[str, float]
+    # Running statistics [s], float64, where clients send them back.
+    statistics: np.ndarray = field(default_factory=lambda: np.empty(0))
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,12 @@ class Screened:
     rejected: list[Rejection]
     surplus: list[int]
     seconds: float
+
+    @property
+    def statistics(self) -> np.ndarray:
+        """The contributions' running statistics [K, s], float64."""
+        rows = [own.statistics for own in self.contributions.values()]
+        return np.stack(rows) if rows else np.empty((0, 0))
 
 
 class Screening:
@@ -182,7 +189,18 @@ def screen_reply(
         if not bool(torch.isfinite(model.layout.flatten(state)).all()):
             raise RejectedReply("the model has values that are not finite")
         raise RejectedReply("the update is too large for its precision")
-    return Contribution(update, read_count(content), scalar_metrics(content))
+    statistics = model.layout.statistics(state)
+    if len(statistics):
+        _check_statistics(state, model.layout)
+    return Contribution(update, read_count(content), scalar_metrics(content), statistics)
+
+
+def _check_statistics(state: dict[str, np.ndarray], layout: ModelLayout) -> None:
+    for name in layout.averaged:
+        if not np.isfinite(state[name]).all():
+            raise RejectedReply(f"the statistic {name!r} has values that are not finite")
+        if name.endswith(VARIANCE) and (state[name] < 0).any():
+            raise RejectedReply(f"the statistic {name!r} is a variance below 0")
 
 
 def content_of(message: Message) -> RecordDict:
@@ -210,21 +228,22 @@ def _check_attestation(content: RecordDict, attested: Attestation) -> None:
         said = "attests nothing of"
     raise RejectedReply(
         f"the reply {said} the round's rule {attested.rule}, which the clients must carry out: "
-        f"{WHO_ATTESTS}"
+        f"{how_to_attest(attested.rule)}"
     )
 
 
 def decode_state(record: ArrayRecord, layout: ModelLayout) -> dict[str, np.ndarray]:
-    """All entries of `record`, checked against `layout`. Raises RejectedReply."""
-    missing = [name for name in layout.shapes if name not in record]
+    """The entries of `record` that were sent, checked against `layout`; what did not travel may be
+    there too. Raises RejectedReply."""
+    missing = [name for name in layout.sent if name not in record]
     extra = [name for name in record if name not in layout.shapes]
     if missing:
         raise RejectedReply(f"missing entry {missing[0]!r} ({len(missing)} missing)")
     if extra:
         raise RejectedReply(f"unexpected entry {extra[0][:80]!r} ({len(extra)} unexpected)")
     return {
-        name: _decode_array(name, record[name], shape, layout.dtypes[name])
-        for name, shape in layout.shapes.items()
+        name: _decode_array(name, record[name], layout.shapes[name], layout.dtypes[name])
+        for name in layout.sent
     }
 
 

@@ -125,7 +125,7 @@ class FlatModel:
             )
         leading = vector.shape[:-1]
         return {
-            name: part.view(*leading, *shape)
+            name: part.view((*leading, *shape))
             for name, shape, part in zip(
                 self.names, self.shapes, vector.split(self._sizes, dim=-1), strict=True
             )
@@ -151,7 +151,9 @@ class FlatModel:
             return known
         if len(params) > 1 and self.batching == "vmap":
             views, losses = self._batched_gradient(self.unflatten(params), x, y, weights)
-            return losses, torch.cat([view.flatten(1) for view in views.values()], dim=1)
+            return losses, torch.cat(
+                [view.reshape(len(params), -1) for view in views.values()], dim=1
+            )
         losses, gradients = params.new_empty(len(params)), torch.empty_like(params)
         for client in range(len(params)):
             losses[client], gradients[client] = self._client_gradient(

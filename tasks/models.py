@@ -5,6 +5,7 @@ import re
 from collections import OrderedDict
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -209,7 +210,7 @@ def _own_model(name: str, input_shape: tuple[int, ...], num_classes: int, seed: 
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             module = build(input_shape, num_classes)
-            logits = module(torch.zeros(2, *input_shape))
+            logits = _outputs(module, torch.zeros(2, *input_shape))
     except Exception as error:
         raise ValueError(
             f"model = {name} is not allowed: it fails on inputs of shape {tuple(input_shape)}: "
@@ -223,6 +224,17 @@ def _own_model(name: str, input_shape: tuple[int, ...], num_classes: int, seed: 
     if not hasattr(module, "batching"):
         object.__setattr__(module, "batching", "loop")  # any layer can do that
     return module
+
+
+def _outputs(module: Any, x: Tensor) -> Any:
+    """Of a look at the shapes, which no running statistic is to see."""
+    if not isinstance(module, nn.Module):
+        return module(x)
+    training = module.training
+    try:
+        return module.eval()(x)
+    finally:
+        module.train(training)
 
 
 def _initialise(module: nn.Module, variance: float, generator: torch.Generator) -> None:

@@ -12,6 +12,7 @@ OTHERWISE = {
     ("client_app/node_data.py", "poison"),
     ("client_app/dp_sgd.py", "local-lr"),
     ("strategies/base.py", "num-examples"),
+    ("strategies/options.py", "num-examples"),
     ("strategies/private_averaging.py", "num-examples"),
 }
 

@@ -12,7 +12,7 @@ from blackthorn.server_app.run import execute, prepare
 from blackthorn.settings.config import ConfigError, RunConfig
 from blackthorn.settings.privacy_checks import claims_privacy
 from blackthorn.simulation.engine import EngineGrid
-from blackthorn.strategies.base import Observer
+from blackthorn.strategies.options import Observer
 
 
 def simulate(

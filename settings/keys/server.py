@@ -19,6 +19,11 @@ class ServerStep(KeyGroup):
         "uniform",
         description="Weights of the mean; num-examples are capped by what a client enrolled with.",
     )
+    statistics: Literal["average", "server", "local"] = Field(
+        "average",
+        description="Running statistics of a model's own (BatchNorm's): the mean over the clients "
+        "that were kept, their first values, or each client's own.",
+    )
 
 
 class Output(KeyGroup):

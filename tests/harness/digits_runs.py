@@ -11,7 +11,7 @@ from safetensors.numpy import load_file
 from blackthorn.launch.commands.simulate import simulate
 from blackthorn.recording.run_folder import read_metrics, read_summary
 from blackthorn.settings.config import RunConfig, make_config
-from blackthorn.strategies.base import Observer
+from blackthorn.strategies.options import Observer
 
 # Client-level privacy: C = 1, z = 2, a client in every second round.
 PRIVATE: dict[str, Any] = {

@@ -148,6 +148,7 @@ def contribution(
     strategy = kind(
         plan(participation=PoissonParticipation(1.0), noise_multiplier=SMALL, **options),
         local_rate=LR,
+        statistics="server",
     )
     return moved(strategy, grid(update=update))
 

@@ -42,7 +42,7 @@ def superlink(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[
 def told(ledger: Path, grid: MemoryGrid | None = None) -> tuple[bool, str]:
     """Two rounds on the ledger, and what is then claimed: whether clients are covered, in words."""
     nodes = {n: runs(quadratic_app(n)) for n in (11, 12)}
-    strategy = DPFedAvg(PLAN, ledger=ledger, num_clients=2)
+    strategy = DPFedAvg(PLAN, ledger=ledger, num_clients=2, statistics="server")
     strategy.start(grid or MemoryGrid(nodes), initial_model(), num_rounds=2, timeout=60)
     charges = Ledger(PLAN, ledger).charges
     assert charges == strategy.ledger.charges

@@ -3,6 +3,7 @@
 import dataclasses
 import inspect
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,9 @@ import pytest
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from memory_grid import MemoryGrid, initial_model, quadratic_app, runs, vector_of
 
+from blackthorn import strategies
 from blackthorn.strategies import (
     ClipNorm,
-    DPFedAvg,
     FederatedStrategy,
     FullParticipation,
     LocalRate,
@@ -35,6 +36,8 @@ from blackthorn.strategies.claim_options import (
 from blackthorn.strategies.private_averaging import PrivateAveraging
 
 CLIENTS = 4
+# These models have BatchNorm's statistics, which under a claim are not averaged.
+DPFedAvg = partial(strategies.DPFedAvg, statistics="server")
 
 
 def plan(**options: Any) -> PrivacyPlan:
@@ -108,6 +111,8 @@ HARMLESS: dict[str, Any] = {
     "min_replies": 1,
     "evaluate_every": 2,
     "output": OutputIterate("best"),
+    "shared": ("*",),
+    "statistics": "server",
     "seed": 77,
     "observers": [repr],
 }

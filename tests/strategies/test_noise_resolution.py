@@ -63,7 +63,10 @@ def noise_of_a_round(rate: float, **options: Any) -> float:
     """The deviation of r times what the round made of eight clients without gradients."""
     reports: list[RoundReport] = []
     strategy = DPFedAvg(
-        plan(noise_location="client", **options), local_rate=rate, observers=[reports.append]
+        plan(noise_location="client", **options),
+        local_rate=rate,
+        statistics="server",
+        observers=[reports.append],
     )
     strategy.start(grid(noisy=True), state_of(START), num_rounds=1, timeout=20)
     (report,) = reports
@@ -85,14 +88,16 @@ def test_at_every_rate_the_noise_is_right_or_refused(rate: float) -> None:
 
 
 def test_noise_at_the_server_does_not_depend_on_the_rate() -> None:
-    strategy = DPFedAvg(plan(), local_rate=1e-9)
+    strategy = DPFedAvg(plan(), statistics="server", local_rate=1e-9)
     strategy.start(grid(), state_of(START), num_rounds=1, timeout=20)
     assert strategy.ledger.rounds == 1
 
 
 def test_nobody_is_asked_where_the_last_round_s_rate_is_too_small() -> None:
     over = grid(noisy=True)
-    strategy = DPFedAvg(plan(noise_location="client"), local_rate=LocalRate(1e-2, 0.05))
+    strategy = DPFedAvg(
+        plan(noise_location="client"), statistics="server", local_rate=LocalRate(1e-2, 0.05)
+    )
     with pytest.raises(ValueError, match=r"local rate = 6\.25e-08 is not allowed with noise"):
         strategy.start(over, state_of(START), num_rounds=5, timeout=20)
     assert over.sent == []
@@ -101,7 +106,10 @@ def test_nobody_is_asked_where_the_last_round_s_rate_is_too_small() -> None:
 def test_a_model_that_outgrows_the_noise_ends_the_run() -> None:
     over = grid(noisy=True, update=ones)
     strategy = DPFedAvg(
-        plan(noise_location="client"), local_rate=1e-4, server_step=ServerStep(server_lr=1e9)
+        plan(noise_location="client"),
+        local_rate=1e-4,
+        statistics="server",
+        server_step=ServerStep(server_lr=1e9),
     )
     with pytest.raises(ValueError, match=r"local rate = 0\.0001 is not allowed with noise"):
         strategy.start(over, state_of(START), num_rounds=5, timeout=20)

@@ -51,7 +51,7 @@ def test_the_noise_is_what_the_ledger_charges(
     location: str, failing: int, cohort: Sequence[int]
 ) -> None:
     """r = q m = 4: the cohorts are larger and smaller, and the sum's noise is (z C)² for all."""
-    strategy = Chosen(plan(noise_location=location), local_rate=LR)
+    strategy = Chosen(plan(noise_location=location), local_rate=LR, statistics="server")
     strategy.cohort = cohort
     found = moved(strategy, grid(failing, noisy=location == "client"))
     ((release, count),) = strategy.ledger.charges
@@ -70,7 +70,9 @@ def test_without_top_up_nothing_is_claimed(claim: bool, failing: int) -> None:
         with pytest.raises(ValueError, match="top_up = False breaks the claim"):
             plan(noise_location="client", top_up=False)
         return
-    strategy = Chosen(plan(noise_location="client", top_up=False, claim=False), local_rate=LR)
+    strategy = Chosen(
+        plan(noise_location="client", top_up=False, claim=False), local_rate=LR, statistics="server"
+    )
     strategy.cohort = range(10, 10 + CLIENTS)
     found = moved(strategy, grid(failing, noisy=True))
     left = math.sqrt((CLIENTS - failing) / CLIENTS)
@@ -98,7 +100,7 @@ def test_without_top_up_nothing_is_claimed_whoever_the_neighbours_are(
 
 @pytest.mark.parametrize("location", ["server", "client"])
 def test_an_empty_cohort_is_noised_and_charged(location: str) -> None:
-    strategy = Chosen(plan(noise_location=location), local_rate=LR)
+    strategy = Chosen(plan(noise_location=location), local_rate=LR, statistics="server")
     strategy.cohort = []
     over = grid()
     found = moved(strategy, over, rounds=2) / math.sqrt(2)
@@ -109,7 +111,7 @@ def test_an_empty_cohort_is_noised_and_charged(location: str) -> None:
 
 @pytest.mark.parametrize("location", ["server", "client"])
 def test_a_round_nobody_answers_is_noised_and_charged(location: str) -> None:
-    strategy = Chosen(plan(noise_location=location), local_rate=LR)
+    strategy = Chosen(plan(noise_location=location), local_rate=LR, statistics="server")
     strategy.cohort = [10, 11]
     nodes = dict.fromkeys(range(10, 18), silence)
     result = strategy.start(MemoryGrid(nodes), state_of(START), num_rounds=1, timeout=0.1)
@@ -129,7 +131,10 @@ def test_poisson_rounds_of_every_size_have_the_same_noise() -> None:
                 sizes.setdefault(len(report.invited), []).append(spread)
 
         strategy = DPFedAvg(
-            plan(noise_location=location, rounds=12), local_rate=LR, observers=[observe]
+            plan(noise_location=location, rounds=12),
+            local_rate=LR,
+            statistics="server",
+            observers=[observe],
         )
         moved(strategy, grid(noisy=location == "client"), rounds=12)
         assert len(sizes) > 1
@@ -142,7 +147,7 @@ def test_poisson_rounds_of_every_size_have_the_same_noise() -> None:
     [(PoissonParticipation(0.25), 2.0), (FixedParticipation(3), 3.0), (FullParticipation(), 8.0)],
 )
 def test_the_denominator_is_fixed(participation: Any, denominator: float) -> None:
-    strategy = Chosen(plan(participation=participation), local_rate=LR)
+    strategy = Chosen(plan(participation=participation), local_rate=LR, statistics="server")
     strategy.cohort = [10, 11]
     result = strategy.start(grid(failing=1), state_of(START), num_rounds=1, timeout=20)
     found = (START - weights(result.arrays)) / LR
@@ -171,7 +176,9 @@ def test_short_updates_are_left_alone_or_stretched() -> None:
 @pytest.mark.parametrize("kind", [DPFedAvg, DPNormFedAvg])
 def test_a_zero_update_contributes_zero_and_is_charged(kind: type[PrivateAveraging]) -> None:
     strategy = kind(
-        plan(participation=PoissonParticipation(1.0), noise_multiplier=SMALL), local_rate=LR
+        plan(participation=PoissonParticipation(1.0), noise_multiplier=SMALL),
+        local_rate=LR,
+        statistics="server",
     )
     assert np.abs(moved(strategy, grid())).max() < 1e-4
     assert strategy.ledger.rounds == 1
@@ -181,7 +188,9 @@ def test_a_zero_update_contributes_zero_and_is_charged(kind: type[PrivateAveragi
 def test_counters_and_statistics_stay_the_servers(location: str) -> None:
     """An integer buffer of 10^9 must enter neither the norm nor the model."""
     strategy = DPFedAvg(
-        plan(participation=PoissonParticipation(1.0), noise_location=location), local_rate=LR
+        plan(participation=PoissonParticipation(1.0), noise_location=location),
+        local_rate=LR,
+        statistics="server",
     )
     result = strategy.start(grid(noisy=location == "client"), state_of(START), num_rounds=2)
     assert result.arrays["norm.num_batches_tracked"].numpy() == 40
@@ -192,7 +201,9 @@ def test_counters_and_statistics_stay_the_servers(location: str) -> None:
 
 def test_parameter_units_are_ce_fedavgs() -> None:
     """‖Δ_i‖ ≤ c: in gradient units the bound, and with it the noise, is c/η_l."""
-    strategy = DPFedAvg(plan(clip_norm=ClipNorm(C, "parameter")), local_rate=LR)
+    strategy = DPFedAvg(
+        plan(clip_norm=ClipNorm(C, "parameter")), local_rate=LR, statistics="server"
+    )
     found = moved(strategy, grid())
     assert found.std() == pytest.approx(Z * C / LR, rel=WITHIN)
     assert strategy.ledger.charges == [(plan().release(), 1)]
@@ -200,7 +211,9 @@ def test_parameter_units_are_ce_fedavgs() -> None:
 
 def test_momentum_is_post_processing() -> None:
     """v_2 = 0.8 v_1 + a_2: the second round is charged like the first."""
-    strategy = DPFedAvg(plan(), local_rate=LR, server_step=ServerStep(momentum=0.8))
+    strategy = DPFedAvg(
+        plan(), local_rate=LR, statistics="server", server_step=ServerStep(momentum=0.8)
+    )
     found = moved(strategy, grid(), rounds=2)
     assert strategy.ledger.charges == [(plan().release(), 2)]
     assert found.std() == pytest.approx(Z * C * math.sqrt(1 + 1.8**2), rel=WITHIN)
@@ -209,7 +222,9 @@ def test_momentum_is_post_processing() -> None:
 def test_a_noised_message_cannot_be_absurdly_long() -> None:
     """The server cannot clip what is noise, but 10^6 times C is not noise."""
     strategy = DPFedAvg(
-        plan(participation=PoissonParticipation(1.0), noise_location="client"), local_rate=LR
+        plan(participation=PoissonParticipation(1.0), noise_location="client"),
+        local_rate=LR,
+        statistics="server",
     )
     found = moved(strategy, grid(noisy=True, update=lambda w: 1e6 * ones(w)))
     share = Z * C / math.sqrt(CLIENTS)
@@ -251,7 +266,9 @@ def test_a_row_that_does_not_stay_finite_leaves_the_round_its_noise(value: float
             return bounded
 
     everybody = plan(participation=FullParticipation())
-    strategy = Overflowing(everybody, local_rate=LR, num_clients=CLIENTS, start_timeout=2.0)
+    strategy = Overflowing(
+        everybody, local_rate=LR, statistics="server", num_clients=CLIENTS, start_timeout=2.0
+    )
     total = moved(strategy, grid(update=np.ones_like))
     # All others' rows count: C in all directions alike.
     share = (CLIENTS - 1) * C / math.sqrt(D)
@@ -268,6 +285,7 @@ def test_a_broadcast_is_released_once(kind: type[PrivateAveraging], location: st
     strategy = kind(
         plan(noise_location=location, rounds=3),
         local_rate=LR,
+        statistics="server",
         num_clients=CLIENTS,
         start_timeout=2.0,
     )
@@ -286,7 +304,9 @@ def test_a_broadcast_is_released_once(kind: type[PrivateAveraging], location: st
 
 
 def test_the_last_broadcast_of_a_run_is_not_released_again() -> None:
-    strategy = DPFedAvg(plan(), local_rate=LR, num_clients=CLIENTS, start_timeout=2.0)
+    strategy = DPFedAvg(
+        plan(), local_rate=LR, statistics="server", num_clients=CLIENTS, start_timeout=2.0
+    )
     strategy.start(grid(), state_of(START), num_rounds=1)
     with pytest.raises(RuntimeError, match="round 1 has been released"):
         strategy.aggregate_train(1, [])

@@ -54,7 +54,9 @@ from blackthorn.strategies.rounds import RoundContext
 def test_max_epsilon_stops_before_the_round_that_would_pass_it(tmp_path: Path) -> None:
     one, two, three = (spent([(plan().release(), n)], 1e-5).epsilon for n in (1, 2, 3))
     limit = (two + three) / 2
-    strategy = DPFedAvg(plan(max_epsilon=limit), local_rate=LR, ledger=tmp_path / "ledger.json")
+    strategy = DPFedAvg(
+        plan(max_epsilon=limit), local_rate=LR, statistics="server", ledger=tmp_path / "ledger.json"
+    )
     seen: list[int] = []
     strategy._observers.append(lambda report: seen.append(report.server_round))
     result = strategy.start(grid(), state_of(START), num_rounds=5, timeout=20)
@@ -64,7 +66,9 @@ def test_max_epsilon_stops_before_the_round_that_would_pass_it(tmp_path: Path) -
     spread = (START - weights(result.arrays)).std() / LR * 4
     assert spread == pytest.approx(Z * C * math.sqrt(2), rel=WITHIN)
     # The next run of the same clients finds nothing left.
-    again = DPFedAvg(plan(max_epsilon=limit), local_rate=LR, ledger=tmp_path / "ledger.json")
+    again = DPFedAvg(
+        plan(max_epsilon=limit), local_rate=LR, statistics="server", ledger=tmp_path / "ledger.json"
+    )
     with pytest.raises(ValueError, match="even one more round would pass it"):
         again.start(grid(), state_of(START), num_rounds=1)
     assert one < limit
@@ -76,7 +80,9 @@ def test_a_ledger_that_begins_anew_is_told_in_a_project_of_one_s_own(
     """A name with a typo, or another working folder: nothing is spent yet, by that file."""
     for told in (True, False):
         caplog.clear()
-        strategy = DPFedAvg(plan(), local_rate=LR, ledger=tmp_path / "ledger.json")
+        strategy = DPFedAvg(
+            plan(), local_rate=LR, statistics="server", ledger=tmp_path / "ledger.json"
+        )
         strategy.start(grid(), state_of(START), num_rounds=1, timeout=20)
         line = f"ledger {tmp_path.resolve()}/ledger.json does not exist: a new one begins there"
         assert (line in caplog.text) == told
@@ -100,7 +106,9 @@ def test_no_row_that_is_added_up_is_longer_than_c(
     rng = np.random.default_rng(4)
     over = grid(update=lambda w: 10 * rng.standard_normal(w.shape))
     everybody = plan(clip_norm=ClipNorm(bound), participation=FullParticipation())
-    strategy = Watched(everybody, local_rate=LR, num_clients=CLIENTS, start_timeout=2.0)
+    strategy = Watched(
+        everybody, local_rate=LR, statistics="server", num_clients=CLIENTS, start_timeout=2.0
+    )
     moved(strategy, over, rounds=3)
     assert len(lengths) == 3 * CLIENTS
     assert max(lengths) <= bound * (1 + 1e-12)
@@ -109,7 +117,7 @@ def test_no_row_that_is_added_up_is_longer_than_c(
 def test_a_ledger_is_continued(tmp_path: Path) -> None:
     path = tmp_path / "ledger.json"
     for runs in (1, 2):
-        strategy = DPFedAvg(plan(), local_rate=LR, ledger=path)
+        strategy = DPFedAvg(plan(), local_rate=LR, statistics="server", ledger=path)
         strategy.start(grid(), state_of(START), num_rounds=3, timeout=20)
         assert strategy.ledger.rounds == 3 * runs
         assert strategy.ledger.rounds_of_others == 3 * (runs - 1)
@@ -149,13 +157,15 @@ def test_the_charge_is_on_disk_before_the_noise_exists(
         return torch.zeros(arguments[0], dtype=torch.float64)
 
     monkeypatch.setattr("blackthorn.strategies.private_averaging.gaussian_noise", noise)
-    DPFedAvg(plan(), ledger=path).start(grid(), state_of(START), num_rounds=3, timeout=20)
+    DPFedAvg(plan(), ledger=path, statistics="server").start(
+        grid(), state_of(START), num_rounds=3, timeout=20
+    )
     assert rounds_on_disk == [1, 2, 3]
 
 
 def test_more_rounds_than_planned_are_refused() -> None:
     with pytest.raises(ValueError, match="num_rounds = 6"):
-        DPFedAvg(plan()).start(grid(), state_of(START), num_rounds=6)
+        DPFedAvg(plan(), statistics="server").start(grid(), state_of(START), num_rounds=6)
 
 
 # Claims.
@@ -163,7 +173,7 @@ def test_more_rounds_than_planned_are_refused() -> None:
 
 def test_without_a_claim_there_is_no_figure(tmp_path: Path) -> None:
     path = tmp_path / "ledger.json"
-    strategy = DPFedAvg(plan(claim=False), local_rate=LR)
+    strategy = DPFedAvg(plan(claim=False), local_rate=LR, statistics="server")
     strategy.start(grid(), state_of(START), num_rounds=1, timeout=20)
     assert (strategy.figure(), strategy.local_figure()) == (None, None)
     # A ledger that would not be charged is refused, whatever keeps the figure from being claimed.
@@ -175,7 +185,7 @@ def test_without_a_claim_there_is_no_figure(tmp_path: Path) -> None:
     ]
     for unclaimed, options in cases:
         with pytest.raises(ValueError, match=r"ledger = .* nothing would be charged to it"):
-            DPFedAvg(unclaimed, local_rate=LR, ledger=path, **options)
+            DPFedAvg(unclaimed, local_rate=LR, statistics="server", ledger=path, **options)
     assert not path.exists()
 
 
@@ -184,6 +194,7 @@ def test_a_robust_rule_over_noised_messages_keeps_the_local_figure_alone() -> No
         plan(noise_location="client", participation=PoissonParticipation(1.0)),
         aggregator=RageFilter(CorruptionBound(1)),
         local_rate=LR,
+        statistics="server",
     )
     strategy.start(grid(noisy=True), state_of(START), num_rounds=1, timeout=20)
     assert strategy.figure() is None
@@ -198,7 +209,9 @@ def test_after_a_resume_there_is_a_local_figure_where_all_rounds_are_counted(
 
     def one() -> DPFedAvg:
         private = plan(noise_location="client", participation=PoissonParticipation(1.0))
-        return DPFedAvg(private, local_rate=LR, ledger=tmp_path / "ledger.json")
+        return DPFedAvg(
+            private, local_rate=LR, statistics="server", ledger=tmp_path / "ledger.json"
+        )
 
     strategy = one()
     strategy.start(grid(noisy=True), state_of(START), num_rounds=1, timeout=20)
@@ -213,7 +226,9 @@ def test_nothing_of_the_cohort_is_logged_or_returned(caplog: pytest.LogCaptureFi
     for claim, expected in ((True, False), (False, True)):
         caplog.clear()
         strategy = DPFedAvg(
-            plan(claim=claim, participation=PoissonParticipation(1.0)), local_rate=LR
+            plan(claim=claim, participation=PoissonParticipation(1.0)),
+            local_rate=LR,
+            statistics="server",
         )
         with caplog.at_level(logging.INFO, logger="blackthorn"):
             result = strategy.start(grid(failing=2), state_of(START), num_rounds=1, timeout=20)
@@ -223,7 +238,7 @@ def test_nothing_of_the_cohort_is_logged_or_returned(caplog: pytest.LogCaptureFi
 
 def test_clients_are_not_asked_for_evaluations_under_a_claim() -> None:
     over = grid()
-    strategy = DPFedAvg(plan(), local_rate=LR)
+    strategy = DPFedAvg(plan(), local_rate=LR, statistics="server")
     strategy.start(over, state_of(START), num_rounds=1, timeout=20)
     assert {message.metadata.message_type for message in over.sent} <= {"train"}
     assert list(strategy.configure_evaluate(1, state_of(START), ConfigRecord(), over)) == []
@@ -231,7 +246,9 @@ def test_clients_are_not_asked_for_evaluations_under_a_claim() -> None:
 
 def test_seeded_noise_is_reproducible_and_claims_nothing() -> None:
     def run(seed: int) -> np.ndarray:
-        strategy = DPFedAvg(plan(claim=False, insecure_seed=seed), local_rate=LR)
+        strategy = DPFedAvg(
+            plan(claim=False, insecure_seed=seed), local_rate=LR, statistics="server"
+        )
         return moved(strategy, grid(), rounds=2)
 
     assert np.array_equal(run(3), run(3))
@@ -240,7 +257,10 @@ def test_seeded_noise_is_reproducible_and_claims_nothing() -> None:
 
 
 def test_two_unseeded_runs_differ_in_their_noise() -> None:
-    one, other = (moved(DPFedAvg(plan(), local_rate=LR, seed=1), grid()) for _ in range(2))
+    one, other = (
+        moved(DPFedAvg(plan(), local_rate=LR, statistics="server", seed=1), grid())
+        for _ in range(2)
+    )
     assert abs(np.corrcoef(one, other)[0, 1]) < 6 / math.sqrt(D)
 
 

@@ -28,7 +28,8 @@ from blackthorn.recording.run_counts import Counts, failures_in
 from blackthorn.settings.config import ConfigError, make_config
 from blackthorn.settings.derived import invited
 from blackthorn.strategies import GFedAvg, Rejection, screening
-from blackthorn.strategies.base import FederatedStrategy, Observer
+from blackthorn.strategies.base import FederatedStrategy
+from blackthorn.strategies.options import Observer
 from blackthorn.strategies.reports import RoundReport
 from blackthorn.strategies.run_state import NotEnoughReplies
 

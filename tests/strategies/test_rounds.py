@@ -123,9 +123,9 @@ def test_plain_apps_are_weighted_by_their_claims() -> None:
     close(run(strategy, MemoryGrid(nodes)), expected[-1])
 
 
-def test_buffers_keep_the_server_s_value_and_are_not_part_of_w() -> None:
+def test_buffers_keep_the_server_s_value_where_that_is_asked_for() -> None:
     grid, diary = honest_grid(), Diary()
-    final = run(GFedAvg(num_clients=5, observers=[diary]), grid)
+    final = run(GFedAvg(num_clients=5, observers=[diary], statistics="server"), grid)
     received = [m.content.array_records["arrays"] for m in grid.sent if m.has_content()]
     for arrays in [final, *received]:
         assert list(arrays) == list(initial_model())

@@ -53,7 +53,7 @@ def messages_of_a_run(
     grid = MemoryGrid(
         {10 + i: runs(quadratic_app(i, 10, attests=True)) for i in range(CLIENTS)},
     )
-    strategy = system(plan, local_rate=0.25)
+    strategy = system(plan, local_rate=0.25, statistics="server")
     draw = strategy.draw_cohort
 
     def chosen(clients: Sequence[int], context: RoundContext) -> CohortPlan:
@@ -72,7 +72,7 @@ def said(message: Message) -> dict[str, Any]:
     written."""
     content = {name: dict(record) for name, record in message.content.config_records.items()}
     assert len(str(content["config"].pop("nonce"))) == 32
-    assert set(message.content) == {"arrays", "config", "rule"}
+    assert set(message.content) == {"arrays", "config", "rule", "layout"}
     own = ("_message_id", "_created_at", "_delivered_at")
     metadata = {k: v for k, v in message.metadata.__dict__.items() if k not in own}
     return {**content, "metadata": metadata, "size": len(message.content["arrays"])}
