@@ -1,6 +1,7 @@
 """What CONTRIBUTING.md and the hooks before a commit say is so."""
 
 import re
+import subprocess
 from pathlib import Path
 
 import yaml
@@ -25,4 +26,12 @@ def test_contributing_names_files_that_exist(repository: Path) -> None:
     text = (repository / "CONTRIBUTING.md").read_text()
     named = re.findall(r"`((?:[\w.-]+/)*[\w-]+\.\w+)`", text)
     assert len(named) > 10
+    assert [name for name in named if not (repository / name).exists()] == []
+
+
+def test_the_tests_on_the_newest_flower_are_there(repository: Path) -> None:
+    asked = ("make", "-n", "test-newest-flower")
+    said = subprocess.run(asked, cwd=repository, capture_output=True, text=True, check=True).stdout
+    named = re.findall(r"tests/[\w/]+\.py", said)
+    assert len(named) > 20
     assert [name for name in named if not (repository / name).exists()] == []
