@@ -212,7 +212,7 @@ def superlink() -> None:
 def _withhold_server_keys() -> None:
     """Flower sends all of a run's configuration to whoever asks at the Fleet port."""
     # Imported here: a fork server that has this module has no need of it.
-    from blackthorn.settings.config import server_keys
+    from blackthorn.settings.key_facts import server_keys
 
     handler = importlib.import_module("flwr.server.superlink.fleet.message_handler.message_handler")
     keys, to_proto = server_keys(), handler.run_to_proto

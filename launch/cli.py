@@ -311,14 +311,20 @@ def report(
 @app.command()
 def keys(
     markdown: Annotated[bool, typer.Option(help="The table of docs/configuration.md.")] = False,
+    defaults: Annotated[
+        bool, typer.Option(help="The table of pyproject.toml that Flower takes keys from.")
+    ] = False,
 ) -> None:
     """List every run-config key with its default and meaning.
 
     Example: blackthorn keys
     """
-    from blackthorn.launch.commands.keys import key_document, key_lines
+    from blackthorn.launch.commands.keys import flower_defaults, key_document, key_lines
 
-    print(key_document() if markdown else "\n".join(key_lines()), end="" if markdown else "\n")
+    if markdown or defaults:
+        print(key_document() if markdown else flower_defaults(), end="")
+    else:
+        print("\n".join(key_lines()))
 
 
 def finish(summary: dict[str, Any], as_json: bool = False, label: str = "") -> None:

@@ -9,18 +9,13 @@ from blackthorn.recording.line_log import in_use
 from blackthorn.recording.rounds_on_record import rounds_begun
 from blackthorn.recording.run_folder import METRICS, read_metrics, read_summary
 from blackthorn.recording.state_files import Saved, read_saved
-from blackthorn.settings.config import ConfigError, RunConfig, place_keys, to_mapping
+from blackthorn.settings.config import ConfigError, RunConfig, to_mapping
+from blackthorn.settings.key_facts import free_on_resume, place_keys
 from blackthorn.settings.own_code import OWN_CODE_KEYS, is_same_code
 from blackthorn.settings.privacy_checks import has_local_claim, is_noised
 
 _NOTE = "resume = "
 
-# What a resumed run may have otherwise than before: nothing here changes what it computes.
-_FREE = (
-    *("resume", "output-dir", "data-dir", "num-server-rounds", "round-timeout", "start-timeout"),
-    *("checkpoint-every", "state-every", "below-quorum", "fail-after"),
-    *("report", "tensorboard", "mlflow-uri"),
-)
 # Where a run is now, not where it was.
 _OF_EACH_START = ("resume", "output-dir")
 
@@ -138,7 +133,7 @@ def _check_same(config: RunConfig, saved: Saved) -> None:
     differing = [
         f"{key} = {_shown(value)} (was {_shown(before[key])})"
         for key, value in now.items()
-        if key not in (*_FREE, *OWN_CODE_KEYS) and value != before[key]
+        if key not in (*free_on_resume(), *OWN_CODE_KEYS) and value != before[key]
     ]
     differing += [
         f"{key} = {now[key]} (was {before[key]}, with the code of which the folder has a copy)"

@@ -40,7 +40,8 @@ from blackthorn.recording.state_files import (
     write_saved,
 )
 from blackthorn.recording.tracking import Tracker
-from blackthorn.settings.config import RunConfig, as_released, place_keys, to_mapping
+from blackthorn.settings.config import RunConfig, as_released, to_mapping
+from blackthorn.settings.key_facts import place_keys
 from blackthorn.settings.own_code import OWN_CODE_KEYS, keep
 from blackthorn.settings.privacy_checks import (
     claims_anything,

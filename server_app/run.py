@@ -57,6 +57,7 @@ from blackthorn.server_app.instruments import Instruments
 from blackthorn.server_app.useless_noise import useless_noise
 from blackthorn.settings.config import ConfigError, RunConfig
 from blackthorn.settings.derived import expected_cohort
+from blackthorn.settings.key_facts import unused_settings
 from blackthorn.settings.own_code import is_own_code
 from blackthorn.settings.privacy_checks import (
     claims_privacy,
@@ -64,7 +65,6 @@ from blackthorn.settings.privacy_checks import (
     has_local_claim,
     is_noised,
 )
-from blackthorn.settings.unused_keys import unused_settings
 from blackthorn.strategies import PrivacyPlan
 from blackthorn.strategies.algorithms import algorithm_class, algorithm_facts
 from blackthorn.strategies.array_codec import decode

@@ -27,7 +27,7 @@ class Facts:
     own_steps: its clients' steps are its own, so that they cannot be DP-SGD's.
     samples_posterior: its models are samples, kept and reported as such.
     participation: the values of that key under which it is what it is called.
-    leaves: keys that have to keep a value.
+    leaves: keys that have to keep a value; keys: those that it reads beside everybody's.
     """
 
     where: str = ""
@@ -40,6 +40,7 @@ class Facts:
     samples_posterior: bool = False
     participation: tuple[str, ...] = ("full", "fixed", "poisson")
     leaves: Mapping[str, object] = field(default_factory=dict)
+    keys: tuple[str, ...] = ()
 
     @property
     def always_noised(self) -> bool:
@@ -99,6 +100,10 @@ ALGORITHMS = {
             "weighting": "uniform",
             "oversample": 1.0,
         },
+        keys=(
+            *("temperature", "shared-noise", "prior-precision", "step-size", "langevin-seed"),
+            *("burn-in", "thinning", "max-samples", "keep-samples"),
+        ),
     ),
 }
 # What is taken of an algorithm of the user's own, FILE.py:NAME, without running its file: whatever
@@ -108,9 +113,11 @@ _OWN = Facts(
     clip_norm="optional",
     participation=("full", "fixed", "poisson", "with-replacement"),
 )
+# Those whose data are numbers of their own, not examples with labels.
+CLOSED_FORM = ("quadratic-noise", "least-squares", "bayes-linear")
 TASKS = (
     *("digits", "mnist", "fashion-mnist", "cifar10", "shakespeare", "own-data"),
-    *("quadratic-noise", "least-squares", "bayes-linear"),
+    *CLOSED_FORM,
 )
 # The clients' halves: the name that travels, and the LocalRule that it means.
 LOCAL_RULES = {

@@ -10,7 +10,8 @@ from pydantic import ValidationError, model_validator
 
 from blackthorn.settings.combinations import check_combinations
 from blackthorn.settings.credentials import check_no_credentials
-from blackthorn.settings.declaration import PLACE, SERVER, ConfigError, Scalar, kebab
+from blackthorn.settings.declaration import ConfigError, Scalar, kebab
+from blackthorn.settings.key_facts import place_keys
 from blackthorn.settings.keys import Keys
 from blackthorn.settings.own_code import OWN_CODE_KEYS, name_of_copy
 from blackthorn.settings.privacy_checks import claims_anything
@@ -36,20 +37,6 @@ class RunConfig(Keys):
 def config_keys() -> list[str]:
     """All keys, in kebab-case, in the order of declaration."""
     return [kebab(name) for name in RunConfig.model_fields]
-
-
-def server_keys() -> list[str]:
-    """Keys that are the server's business alone: no client reads them, and none is sent them."""
-    return _marked(SERVER)
-
-
-def place_keys() -> list[str]:
-    """Keys that say where on the server's machine something is."""
-    return _marked(PLACE)
-
-
-def _marked(mark: object) -> list[str]:
-    return [kebab(name) for name, field in RunConfig.model_fields.items() if mark in field.metadata]
 
 
 def make_config(values: Mapping[str, Any]) -> RunConfig:

@@ -1,7 +1,11 @@
-"""How a key of the run configuration is declared: once, typed, with default, range and help."""
+"""How a key of the run configuration is declared: once, typed, with default, range and help.
+
+Marks say who reads it, whether clients are sent it, whether it names a place, and when it may be
+another. All that anybody asks of keys follows from these (`settings/key_facts.py`).
+"""
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler
 from pydantic_core import CoreSchema, core_schema
@@ -16,13 +20,44 @@ class ConfigError(ValueError):
 
 
 @dataclass(frozen=True)
-class Owner:
-    """Whose business a key is. One without an owner is read by the server and by the clients."""
+class Mark:
+    """Something that holds of a key; its words are for whoever reads the declaration."""
 
-    name: Literal["server"]
+    words: str
 
 
-SERVER = Owner("server")
+# No client reads it, and none is sent it.
+SERVER = Mark("the server's business alone")
+# Nothing that is computed hangs on where that is, and what is released does not name it.
+PLACE = Mark("where on the server's machine something is")
+# Nothing that the run computes hangs on it.
+FREE = Mark(
+    "a run that is resumed may have it otherwise, and chains of one posterior may differ in it"
+)
+OF_A_CHAIN = Mark("chains of one posterior may differ in it")
+# Facts.keys of the algorithm's row in the catalogue.
+BY_ALGORITHM = Mark("read by algorithms that name it as theirs")
+
+
+@dataclass(frozen=True)
+class Reader:
+    """Who reads a key: whoever the key `chooser` chooses by one of `values`, or by any other
+    (`other`). Of several any may; a key without is read by every run.
+    """
+
+    chooser: str
+    values: tuple[Any, ...]
+    other: bool = False
+
+
+def by(chooser: str, *values: Any) -> Reader:
+    """Read where the key `chooser` has one of `values`."""
+    return Reader(chooser, values)
+
+
+def unless(chooser: str, *values: Any) -> Reader:
+    """Read where the key `chooser` has another value than `values`."""
+    return Reader(chooser, values, other=True)
 
 
 @dataclass(frozen=True)
@@ -50,15 +85,6 @@ class OneOf:
     ) -> CoreSchema:
         """Pydantic's: the check comes after that of the type."""
         return core_schema.no_info_after_validator_function(self.check, handler(source))
-
-
-@dataclass(frozen=True)
-class Place:
-    """Marks a key whose value is a place on the machine that runs the server, or where it stores
-    what: nothing that is computed hangs on it, and what is released does not name it."""
-
-
-PLACE = Place()
 
 
 def kebab(name: str) -> str:

@@ -8,11 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from blackthorn.randomness import bayes_linear_generator
+from blackthorn.settings.keys.problem import ProblemKeys
 from blackthorn.tasks.datasets import Examples
 from blackthorn.tasks.flat_model import FlatModel
 from blackthorn.tasks.least_squares import LinearForm, half_squared_error
 from blackthorn.tasks.shards import ExampleShard
-from blackthorn.tasks.task import EvaluationData, ProblemConfig, leave_alone, torch_dtype
+from blackthorn.tasks.task import EvaluationData, leave_alone, torch_dtype
 
 USUAL_EXAMPLES = 20
 
@@ -52,7 +53,7 @@ class BayesLinear:
         del model, seed
         return LinearForm(self.x[0].shape[1], self.initial_point)
 
-    def shards(self, config: ProblemConfig) -> list[ExampleShard]:
+    def shards(self, config: ProblemKeys) -> list[ExampleShard]:
         """Every client's rows."""
         del config
         return [ExampleShard(Examples(x, y)) for x, y in zip(self.x, self.y, strict=True)]
@@ -118,7 +119,7 @@ def heterogeneous_clients(
     return rows, targets
 
 
-def load(config: ProblemConfig) -> BayesLinear:
+def load(config: ProblemKeys) -> BayesLinear:
     """The task that the run configuration describes. Raises ValueError with one line."""
     leave_alone(config, model="auto", partition="iid", input_shape="", num_classes=0)
     if config.noise_scale <= 0:

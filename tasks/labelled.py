@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from blackthorn.settings.keys.problem import ProblemKeys
 from blackthorn.tasks.datasets import (
     DATASET_NAMES,
     INPUT_SHAPES,
@@ -20,7 +21,7 @@ from blackthorn.tasks.flat_model import FlatModel
 from blackthorn.tasks.models import build_model
 from blackthorn.tasks.partitions import partition
 from blackthorn.tasks.shards import ExampleShard
-from blackthorn.tasks.task import EvaluationData, ProblemConfig
+from blackthorn.tasks.task import EvaluationData
 
 OWN_DATA = "own-data"
 NATURAL = "natural"
@@ -81,7 +82,7 @@ class LabelledTask:
         name = self.usual_model if model == "auto" else model
         return self.builder(name, self.input_shape, self.num_classes, seed)
 
-    def shards(self, config: ProblemConfig) -> list[ExampleShard]:
+    def shards(self, config: ProblemKeys) -> list[ExampleShard]:
         """Every client's share of the training examples: a pure function of data and config.
 
         Raises ValueError for what the examples cannot give.
@@ -111,7 +112,7 @@ class LabelledTask:
         return self.natural[:num_clients]
 
 
-def _partition(config: ProblemConfig, train: Examples) -> list[np.ndarray]:
+def _partition(config: ProblemKeys, train: Examples) -> list[np.ndarray]:
     return partition(
         train.y,
         config.partition,
@@ -124,7 +125,7 @@ def _partition(config: ProblemConfig, train: Examples) -> list[np.ndarray]:
     )
 
 
-def load(config: ProblemConfig) -> LabelledTask:
+def load(config: ProblemKeys) -> LabelledTask:
     """The task that the run configuration names; see load_task."""
     task = load_task(config.task, config.data_dir, config.input_shape, config.num_classes)
     return replace(task, builder=partial(build_model, variance=config.init_variance))
@@ -161,7 +162,7 @@ def load_task(
     )
 
 
-def example_form(config: ProblemConfig) -> tuple[tuple[int, ...], int] | None:
+def example_form(config: ProblemKeys) -> tuple[tuple[int, ...], int] | None:
     """The shape of an example and the number of classes that the run's task has, without a look at
     any; None where it is no task of this file. Raises ValueError as parse_input_shape.
     """

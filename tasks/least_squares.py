@@ -6,10 +6,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from blackthorn.settings.keys.problem import ProblemKeys
 from blackthorn.tasks.datasets import Examples
 from blackthorn.tasks.flat_model import FlatModel
 from blackthorn.tasks.shards import ExampleShard
-from blackthorn.tasks.task import EvaluationData, ProblemConfig, leave_alone, torch_dtype
+from blackthorn.tasks.task import EvaluationData, leave_alone, torch_dtype
 
 PROBLEMS = ("table-4", "claim-2.1")
 
@@ -64,7 +65,7 @@ class LeastSquares:
         del model, seed
         return LinearForm(self.a[0].shape[1], self.initial_point)
 
-    def shards(self, config: ProblemConfig) -> list[ExampleShard]:
+    def shards(self, config: ProblemKeys) -> list[ExampleShard]:
         """Client i's rows. Raises ValueError unless num-clients is what the problem has."""
         if config.num_clients != len(self.a):
             raise ValueError(
@@ -121,7 +122,7 @@ def _scalar_problem(
     )
 
 
-def load(config: ProblemConfig) -> LeastSquares:
+def load(config: ProblemKeys) -> LeastSquares:
     """The problem that the run configuration names. Raises ValueError with one line."""
     leave_alone(config, model="auto", partition="iid", input_shape="", num_classes=0)
     dtype = torch_dtype(config)

@@ -5,13 +5,14 @@ from dataclasses import dataclass
 
 import torch
 
+from blackthorn.settings.keys.problem import ProblemKeys
 from blackthorn.settings.own_code import guarded_function, is_own_code
 from blackthorn.tasks import bayes_linear, labelled, least_squares, quadratic_noise, shakespeare
 from blackthorn.tasks.flat_model import FlatModel
 from blackthorn.tasks.shards import ExampleShard, Shard, with_flipped_labels
-from blackthorn.tasks.task import ProblemConfig, Task, torch_dtype
+from blackthorn.tasks.task import Task, torch_dtype
 
-_LOADERS: dict[str, Callable[[ProblemConfig], Task]] = {
+_LOADERS: dict[str, Callable[[ProblemKeys], Task]] = {
     **dict.fromkeys(labelled.TASK_NAMES, labelled.load),
     "shakespeare": shakespeare.load,
     "quadratic-noise": quadratic_noise.load,
@@ -29,7 +30,7 @@ _OF_A_TASK = (
 class Problem:
     """Task and model of a run. `state()` is the initial model as a state_dict."""
 
-    config: ProblemConfig
+    config: ProblemKeys
     task: Task
     model: FlatModel
 
@@ -64,7 +65,7 @@ class Problem:
         return with_flipped_labels(shard, self.task.num_classes)
 
 
-def load_problem(config: ProblemConfig) -> Problem:
+def load_problem(config: ProblemKeys) -> Problem:
     """Load the task's data and build the initial model from the seed, in the run's dtype.
 
     Raises ValueError (DataUnavailable for absent data) with one line.
@@ -74,13 +75,13 @@ def load_problem(config: ProblemConfig) -> Problem:
     return Problem(config, task, FlatModel(module, task.example_loss))
 
 
-def _task(config: ProblemConfig) -> Task:
+def _task(config: ProblemKeys) -> Task:
     if config.task not in _LOADERS:
         raise ValueError(f"task {config.task!r} is unknown: allowed are {', '.join(TASK_NAMES)}")
     return _LOADERS[config.task](config)
 
 
-def _own_task(config: ProblemConfig) -> Task:
+def _own_task(config: ProblemKeys) -> Task:
     """What the function FILE.py:NAME gives for the configuration."""
     try:
         task: Task = guarded_function(config.task)(config)

@@ -7,10 +7,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from blackthorn.settings.keys.problem import ProblemKeys
 from blackthorn.tasks.flat_model import FlatModel
 from blackthorn.tasks.noise_laws import NoiseLaw
 from blackthorn.tasks.shards import ENDLESS
-from blackthorn.tasks.task import EvaluationData, ProblemConfig, leave_alone, torch_dtype
+from blackthorn.tasks.task import EvaluationData, leave_alone, torch_dtype
 
 
 class NoisyQuadratic(nn.Module):
@@ -106,7 +107,7 @@ class QuadraticNoise:
         del model, seed
         return NoisyQuadratic(self.dimension, self.initial_point)
 
-    def shards(self, config: ProblemConfig) -> list[NoiseShard]:
+    def shards(self, config: ProblemKeys) -> list[NoiseShard]:
         """The same law for every client."""
         shard = NoiseShard(self.law, self.dimension, self.dtype)
         return [shard] * config.num_clients
@@ -118,7 +119,7 @@ class QuadraticNoise:
         return {"loss": squared_norm / 2, "squared-norm": squared_norm}
 
 
-def load(config: ProblemConfig) -> QuadraticNoise:
+def load(config: ProblemKeys) -> QuadraticNoise:
     """The task that the run configuration describes. Raises ValueError with one line."""
     leave_alone(config, model="auto", partition="iid", input_shape="", num_classes=0)
     if config.batch_size == 0:

@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from blackthorn.settings.keys.problem import ProblemKeys
 from blackthorn.tasks.char_lstm import build_char_lstm
 from blackthorn.tasks.datasets import DATA_DIR_VARIABLE, DataUnavailable, Examples
 from blackthorn.tasks.labelled import LabelledTask
-from blackthorn.tasks.task import ProblemConfig, leave_alone
+from blackthorn.tasks.task import leave_alone
 
 LENGTH = 80
 # The order that LEAF numbers the characters in, so that models can be exchanged with it.
@@ -24,7 +25,7 @@ _NUMBERS = np.full(128, _UNKNOWN, dtype=np.uint8)
 _NUMBERS[[ord(character) for character in VOCABULARY]] = np.arange(len(VOCABULARY))
 
 
-def load(config: ProblemConfig) -> LabelledTask:
+def load(config: ProblemKeys) -> LabelledTask:
     """The task, read from the folders DATA_DIR/shakespeare/train and .../test.
 
     Raises DataUnavailable where the files are absent or damaged.

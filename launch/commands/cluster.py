@@ -31,6 +31,7 @@ from blackthorn.recording.run_ledger import with_place_of_ledger
 from blackthorn.reporting.run_report import publish
 from blackthorn.server_app.run import prepare
 from blackthorn.settings.config import ConfigError, RunConfig, to_mapping
+from blackthorn.settings.key_facts import unread
 from blackthorn.settings.privacy_checks import claims_privacy
 
 
@@ -207,7 +208,9 @@ def _deployed(config: RunConfig, data: Sequence[Path]) -> RunConfig:
             raise ConfigError(f"--data {path} does not exist")
     if config.task == "own-data" and not data:
         raise ConfigError("task = own-data needs --data FILE once for every client")
-    data_dir = config.data_dir or os.environ.get("BLACKTHORN_DATA_DIR", "")
+    data_dir = config.data_dir
+    if unread(config, "data-dir") is None:
+        data_dir = data_dir or os.environ.get("BLACKTHORN_DATA_DIR", "")
     return with_place_of_ledger(config.model_copy(update={"data_dir": _absolute(data_dir)}))
 
 

@@ -10,14 +10,8 @@ from blackthorn.launch.commands.posterior_lines import diagnosis_table
 from blackthorn.reporting.posterior_diagnostics import Diagnosis, collect_traces, diagnose
 from blackthorn.reporting.posterior_plots import plot_autocorrelation, plot_traces
 from blackthorn.reporting.prediction import load_run
-from blackthorn.settings.config import ConfigError
-
-# What may differ between chains of one posterior.
-_OF_THE_CHAIN = (
-    *("output_dir", "langevin_seed", "num_server_rounds", "burn_in", "max_samples"),
-    *("initial_point", "data_dir", "evaluate_every", "instruments", "checkpoint_every", "report"),
-    *("tensorboard", "mlflow_uri", "round_timeout", "start_timeout"),
-)
+from blackthorn.settings.config import ConfigError, to_mapping
+from blackthorn.settings.key_facts import free_between_chains
 
 
 def diagnose_runs(runs: Sequence[Path], console: Console) -> list[Diagnosis]:
@@ -32,11 +26,12 @@ def diagnose_runs(runs: Sequence[Path], console: Console) -> list[Diagnosis]:
     config, problem = load_run(runs[0])
     for run in runs[1:]:
         other, _ = load_run(run)
-        for key in type(config).model_fields:
-            if key not in _OF_THE_CHAIN and getattr(other, key) != getattr(config, key):
+        values, free = to_mapping(other), free_between_chains()
+        for key, value in to_mapping(config).items():
+            if key not in free and values[key] != value:
                 raise ConfigError(
-                    f"{run} is another posterior's chain than {runs[0]}: "
-                    f"{key.replace('_', '-')} = {getattr(other, key)}, not {getattr(config, key)}"
+                    f"{run} is another posterior's chain than {runs[0]}: {key} = {values[key]}, "
+                    f"not {value}"
                 )
     try:
         traces = collect_traces(runs, problem)

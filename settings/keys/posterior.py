@@ -4,38 +4,42 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from blackthorn.settings.declaration import SERVER, KeyGroup
+from blackthorn.settings.declaration import BY_ALGORITHM, OF_A_CHAIN, SERVER, KeyGroup
 
 
 class Posterior(KeyGroup):
     """How the posterior is sampled, and which samples are kept."""
 
-    temperature: float = Field(1.0, ge=0, description="fa-ld: tau, 1 for the posterior itself.")
-    shared_noise: float = Field(
-        0.0, ge=0, le=1, description="fa-ld: rho, the part of the noise that all clients share."
+    temperature: Annotated[float, BY_ALGORITHM] = Field(
+        1.0, ge=0, description="tau, 1 for the posterior itself."
     )
-    prior_precision: float = Field(
-        0.0, ge=0, description="fa-ld: precision of the Gaussian prior of mean 0; 0: flat."
+    shared_noise: Annotated[float, BY_ALGORITHM] = Field(
+        0.0, ge=0, le=1, description="rho, the part of the noise that all clients share."
     )
-    step_size: Literal["fixed", "decaying"] = Field(
+    prior_precision: Annotated[float, BY_ALGORITHM] = Field(
+        0.0, ge=0, description="Precision of the Gaussian prior of mean 0; 0: flat."
+    )
+    step_size: Annotated[Literal["fixed", "decaying"], BY_ALGORITHM] = Field(
         "fixed",
-        description="fa-ld: the step size is local-lr, or 1/(1/local-lr + strong-convexity k/12) "
+        description="The step size is local-lr, or 1/(1/local-lr + strong-convexity k/12) "
         "at local step k (local-lr = 1/(2L), L the smoothness of the energy).",
     )
-    burn_in: int = Field(0, ge=0, description="fa-ld: rounds before the first posterior sample.")
-    thinning: int = Field(
-        1, ge=1, description="fa-ld: rounds from one posterior sample to the next."
+    burn_in: Annotated[int, BY_ALGORITHM, OF_A_CHAIN] = Field(
+        0, ge=0, description="Rounds before the first posterior sample."
     )
-    max_samples: Annotated[int, SERVER] = Field(
-        1000, ge=1, description="fa-ld: most posterior samples kept on disk."
+    thinning: Annotated[int, BY_ALGORITHM] = Field(
+        1, ge=1, description="Rounds from one posterior sample to the next."
     )
-    keep_samples: Annotated[Literal["last", "reservoir"], SERVER] = Field(
+    max_samples: Annotated[int, SERVER, BY_ALGORITHM, OF_A_CHAIN] = Field(
+        1000, ge=1, description="Most posterior samples kept on disk."
+    )
+    keep_samples: Annotated[Literal["last", "reservoir"], SERVER, BY_ALGORITHM] = Field(
         "last",
-        description="fa-ld: which are kept when there are more: the last, or a uniform choice.",
+        description="Which are kept when there are more: the last, or a uniform choice.",
     )
-    langevin_seed: int = Field(
+    langevin_seed: Annotated[int, BY_ALGORITHM, OF_A_CHAIN] = Field(
         -1,
         ge=-1,
         le=2**32 - 1,
-        description="fa-ld: seed of the noise, for tests; -1: the operating system's entropy.",
+        description="Seed of the noise, for tests; -1: the operating system's entropy.",
     )

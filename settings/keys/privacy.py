@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from blackthorn.settings.declaration import PLACE, SERVER, KeyGroup
+from blackthorn.settings.declaration import PLACE, SERVER, KeyGroup, by
 
 # Beyond, epsilon's arithmetic overflows.
 MOST_NOISE = 1e12
@@ -17,7 +17,7 @@ class Privacy(KeyGroup):
     epsilon: float = Field(
         0.0, ge=0, description="Budget of the whole run; the noise is calibrated to it. 0: none."
     )
-    delta: float = Field(
+    delta: Annotated[float, by("noise", True), by("local-dp-sgd", True)] = Field(
         1e-5,
         ge=1e-100,
         lt=1,
@@ -29,32 +29,33 @@ class Privacy(KeyGroup):
         le=MOST_NOISE,
         description="z: the noise of a round's sum is N(0, (z clip-norm)^2); or epsilon.",
     )
-    accountant: Literal["rdp", "prv", "pld"] = Field(
+    accountant: Annotated[Literal["rdp", "prv", "pld"], by("noise", True)] = Field(
         "rdp", description="Who computes epsilon; prv and pld are tighter and slower."
     )
-    neighbours: Literal["auto", "add-remove", "zero-out", "replace-one"] = Field(
+    neighbours: Annotated[
+        Literal["auto", "add-remove", "zero-out", "replace-one"], by("noise", True)
+    ] = Field(
         "auto",
         description="Whose influence is bounded; auto: add-remove for poisson, zero-out for fixed "
         "and full.",
     )
-    noise_location: Literal["server", "client"] = Field(
+    noise_location: Annotated[Literal["server", "client"], by("noise", True)] = Field(
         "server", description="Who draws the noise; client: every invited client its share."
     )
-    noise_top_up: bool = Field(
+    noise_top_up: Annotated[bool, by("noise-location", "client")] = Field(
         True,
-        description="noise at the clients: the server adds the share of those that failed; false "
-        "claims nothing.",
+        description="The server adds the share of those that failed; false claims nothing.",
     )
     max_epsilon: float = Field(
         0.0, ge=0, description="The run ends before the round that would pass it; 0: no limit."
     )
-    claim_privacy: bool = Field(
+    claim_privacy: Annotated[bool, by("noise", True), by("local-dp-sgd", True)] = Field(
         True, description="false: run what the claim would forbid, and report no figure."
     )
-    clip_norm_from_data: bool = Field(
+    clip_norm_from_data: Annotated[bool, by("noise", True)] = Field(
         False, description="clip-norm was read off the clients' data: the claim then says so."
     )
-    insecure_seeded_noise: bool = Field(
+    insecure_seeded_noise: Annotated[bool, by("noise", True), by("local-dp-sgd", True)] = Field(
         False, description="Cohorts and noise from the seed, for tests; drops the claim."
     )
     ledger: Annotated[str, SERVER, PLACE] = Field(
@@ -67,19 +68,19 @@ class Privacy(KeyGroup):
         description="Clients train by DP-SGD; epsilon for one of their examples is reported per "
         "client.",
     )
-    dp_sgd_sample_rate: float = Field(
+    dp_sgd_sample_rate: Annotated[float, by("local-dp-sgd", True)] = Field(
         0.0,
         ge=0,
         le=1,
-        description="local-dp-sgd: probability with which an example is in a step's batch; the "
+        description="Probability with which an example is in a step's batch; the "
         "noised sum is divided by batch-size. Both fixed beforehand, never by what a client has.",
     )
-    dp_sgd_noise_multiplier: float = Field(
+    dp_sgd_noise_multiplier: Annotated[float, by("local-dp-sgd", True)] = Field(
         1.0,
         gt=0,
         le=MOST_NOISE,
-        description="local-dp-sgd: noise of a step, in multiples of dp-sgd-clip-norm.",
+        description="Noise of a step, in multiples of dp-sgd-clip-norm.",
     )
-    dp_sgd_clip_norm: float = Field(
-        1.0, ge=1e-12, le=1e12, description="local-dp-sgd: longest gradient of one example."
+    dp_sgd_clip_norm: Annotated[float, by("local-dp-sgd", True)] = Field(
+        1.0, ge=1e-12, le=1e12, description="Longest gradient of one example."
     )

@@ -1,11 +1,11 @@
 """The aggregation rule, whom it assumes to be corrupt, and the adversary it is tried against."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from blackthorn.settings.catalogue import GUARANTEES
-from blackthorn.settings.declaration import KeyGroup
+from blackthorn.settings.declaration import KeyGroup, by, unless
 
 
 class Rule(KeyGroup):
@@ -20,40 +20,42 @@ class Rule(KeyGroup):
     pre_aggregator: Literal[
         "none", "nearest-neighbour-mixing", "bucketing", "adaptive-clipping"
     ] = Field("none", description="Mixes or clips the updates before the rule sees them.")
-    bucket_size: int = Field(2, ge=1, description="bucketing: updates averaged in a bucket.")
-    krum_selected: int = Field(
-        0, ge=0, description="multi-krum: updates averaged; 0: clients - corrupt ones - 2."
+    bucket_size: Annotated[int, by("pre-aggregator", "bucketing")] = Field(
+        2, ge=1, description="Updates averaged in a bucket."
     )
-    centered_clipping_radius: float = Field(
+    krum_selected: Annotated[int, by("aggregator", "multi-krum")] = Field(
+        0, ge=0, description="Updates averaged; 0: clients - corrupt ones - 2."
+    )
+    centered_clipping_radius: Annotated[float, by("aggregator", "centered-clipping")] = Field(
         0.0,
         ge=0,
-        description="centered-clipping: radius, gradient units; 0: the median distance to the "
+        description="Radius, gradient units; 0: the median distance to the "
         "coordinate-wise median, where it starts.",
     )
-    centered_clipping_iterations: int = Field(
-        3, ge=1, description="centered-clipping: how often the centre is moved."
+    centered_clipping_iterations: Annotated[int, by("aggregator", "centered-clipping")] = Field(
+        3, ge=1, description="How often the centre is moved."
     )
 
 
 class CorruptClients(KeyGroup):
     """How many corrupt clients the rule assumes, and how RAGE looks for them."""
 
-    corrupt_fraction: float = Field(
+    corrupt_fraction: Annotated[float, by("num-corrupt", -1)] = Field(
         0.0,
         ge=0,
         description="The rule assumes floor(fraction x replies) corrupt clients; below 1/3 (rage), "
         "1/4 (bulyan) or 1/2.",
     )
-    num_corrupt: int = Field(
-        -1, ge=-1, description="Assumed corrupt clients in a round; -1: by corrupt-fraction."
+    num_corrupt: Annotated[int, unless("aggregator", "mean"), unless("pre-aggregator", "none")] = (
+        Field(-1, ge=-1, description="Assumed corrupt clients in a round; -1: by corrupt-fraction.")
     )
-    rage_stop: Literal["count", "appendix-f"] = Field(
+    rage_stop: Annotated[Literal["count", "appendix-f"], by("aggregator", "rage")] = Field(
         "count", description="When the RAGE filter stops."
     )
-    rage_coordinates: int = Field(
+    rage_coordinates: Annotated[int, by("aggregator", "rage")] = Field(
         0, ge=0, description="Random coordinates the RAGE filter looks at; 0: all (exact)."
     )
-    rage_average: Literal["uniform", "weighted"] = Field(
+    rage_average: Annotated[Literal["uniform", "weighted"], by("aggregator", "rage")] = Field(
         "uniform", description="Mean over RAGE's survivors."
     )
 
@@ -61,12 +63,16 @@ class CorruptClients(KeyGroup):
 class Adversary(KeyGroup):
     """Byzantine clients, simulated, or run by the Byzantine nodes of a cluster."""
 
-    attack: str = Field("none", description="What the Byzantine clients do (see docs/attacks.md).")
+    attack: Annotated[str, unless("num-byzantine", 0)] = Field(
+        "none", description="What the Byzantine clients do (see docs/attacks.md)."
+    )
     num_byzantine: int = Field(0, ge=0, description="Byzantine clients in the population.")
-    byzantine_set: Literal["fixed", "redrawn"] = Field(
+    byzantine_set: Annotated[Literal["fixed", "redrawn"], unless("num-byzantine", 0)] = Field(
         "fixed", description="fixed: the last ids; redrawn: a fresh set every round (simulation)."
     )
-    collusion: bool = Field(True, description="Corrupt clients of a round share their updates.")
-    omniscient: bool = Field(
+    collusion: Annotated[bool, unless("num-byzantine", 0)] = Field(
+        True, description="Corrupt clients of a round share their updates."
+    )
+    omniscient: Annotated[bool, unless("num-byzantine", 0)] = Field(
         False, description="Simulation: the attacker also sees the honest updates."
     )

@@ -1,10 +1,10 @@
 """The server's step, the bound on updates, and what the run ends with."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from blackthorn.settings.declaration import KeyGroup
+from blackthorn.settings.declaration import KeyGroup, by, unless
 
 
 class ServerStep(KeyGroup):
@@ -35,15 +35,19 @@ class Output(KeyGroup):
         le=1e12,
         description="Threshold of the algorithms that clip (lambda, C, c); 0: none.",
     )
-    clip_units: Literal["auto", "gradient", "parameter"] = Field(
-        "auto",
-        description="Unit of clip-norm: of u = (w - w_i)/local-lr, or of w_i - w; auto: the "
-        "algorithm's own (fat-clipping: gradient; ce-fedavg: parameter).",
+    clip_units: Annotated[Literal["auto", "gradient", "parameter"], unless("clip-norm", 0.0)] = (
+        Field(
+            "auto",
+            description="Unit of clip-norm: of u = (w - w_i)/local-lr, or of w_i - w; auto: the "
+            "algorithm's own (fat-clipping: gradient; ce-fedavg: parameter).",
+        )
     )
     output_iterate: Literal["last", "random-weighted", "uniform", "best"] = Field(
         "last", description="Which iterate the run ends with; a random one is drawn beforehand."
     )
-    strong_convexity: float = Field(
+    strong_convexity: Annotated[
+        float, by("output-iterate", "random-weighted"), by("step-size", "decaying")
+    ] = Field(
         0.0,
         ge=0,
         description="mu in the weights of output-iterate = random-weighted; m of step-size = "

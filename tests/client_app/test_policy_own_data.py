@@ -16,9 +16,9 @@ from blackthorn.client_app.client_ledger import Sent
 from blackthorn.client_app.node_data import load_node_client
 from blackthorn.launch.cli import main
 from blackthorn.settings.config import RunConfig
+from blackthorn.settings.keys.problem import ProblemKeys
 from blackthorn.tasks.datasets import DATASET_NAMES, load_dataset
 from blackthorn.tasks.labelled import example_form
-from blackthorn.tasks.task import ProblemConfig
 
 KIND = 'input-shape = "1,4,4"\nnum-classes = 8\n'
 POLICY = f"max-sample-epsilon = 1e6\n{KIND}"
@@ -135,7 +135,7 @@ def test_a_policy_without_the_kind_of_its_examples_allows_nothing(
 
 @pytest.mark.parametrize("name", DATASET_NAMES)
 def test_the_kind_of_a_task_s_examples_is_known_without_them(name: str) -> None:
-    config: ProblemConfig = run_config({"task": name})
+    config: ProblemKeys = run_config({"task": name})
     try:
         dataset = load_dataset(name)
     except ValueError:

@@ -19,8 +19,8 @@ from blackthorn.settings.config import (
     RunConfig,
     make_config,
     read_recipe,
-    server_keys,
 )
+from blackthorn.settings.key_facts import server_keys
 
 CLIENTS_CODE = ("client_app", "tasks", "attacks")
 # A client's program that writes down what it was told, and then is Flower's.

@@ -18,10 +18,10 @@ from blackthorn.recording.state_files import read_saved
 from blackthorn.settings.config import (
     ConfigError,
     make_config,
-    place_keys,
     read_recipe,
     to_mapping,
 )
+from blackthorn.settings.key_facts import place_keys
 from blackthorn.settings.own_code import OWN_CODE_KEYS
 from blackthorn.strategies.reports import RoundReport
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from blackthorn.launch.commands.keys import key_document
+from blackthorn.launch.commands.keys import flower_defaults, key_document
 from blackthorn.server_app.run import prepare
 from blackthorn.settings.config import (
     ConfigError,
@@ -24,6 +24,13 @@ def test_flower_defaults_are_the_declared_defaults(repository: Path) -> None:
     assert {k: type(v) for k, v in flower.items()} == {
         k: type(v) for k, v in to_mapping(RunConfig()).items()
     }
+
+
+def test_flowers_table_is_as_the_command_writes_it(repository: Path) -> None:
+    """`blackthorn keys --defaults`, between the table's head and the next."""
+    text = (repository / "pyproject.toml").read_text()
+    table = text.partition("[tool.flwr.app.config]\n")[2].partition("\n[")[0]
+    assert table == flower_defaults()
 
 
 def test_every_key_has_a_line_of_help() -> None:

@@ -8,7 +8,7 @@ from rich.console import Console
 from blackthorn.launch.commands.simulate import simulate
 from blackthorn.server_app.run import prepare
 from blackthorn.settings.config import ConfigError, make_config
-from blackthorn.settings.unused_keys import unused_settings
+from blackthorn.settings.key_facts import unused_settings
 
 ATTACKED = {"num-clients": 12, "num-byzantine": 2, "attack": "all-ones"}
 
@@ -22,7 +22,7 @@ ATTACKED = {"num-clients": 12, "num-byzantine": 2, "attack": "all-ones"}
         ({"pre-aggregator": "bucketing", "num-corrupt": 1}, []),
         (
             {"aggregator": "krum", "num-corrupt": 2, "corrupt-fraction": 0.2},
-            ["corrupt-fraction = 0.2 is not used: num-corrupt = 2 counts"],
+            ["corrupt-fraction = 0.2 is not used: num-corrupt = 2"],
         ),
         (
             {"algorithm": "rage", "aggregator": "krum", "corrupt-fraction": 0.2},

@@ -1,6 +1,5 @@
 """Problems: what the run configuration names is what there is, in the dtype that it names."""
 
-from types import SimpleNamespace
 from typing import Any, get_args
 
 import numpy as np
@@ -41,7 +40,7 @@ def test_every_task_of_the_catalogue_is_loaded_by_a_file_and_no_other() -> None:
 
 def test_an_unknown_task_or_dtype_is_answered_with_the_known_ones() -> None:
     with pytest.raises(ValueError, match="task 'chess' is unknown: allowed are digits, mnist"):
-        load_problem(SimpleNamespace(task="chess"))
+        load_problem(make_config({}).model_copy(update={"task": "chess"}))
     config = make_config({}).model_copy(update={"dtype": "float16"})
     with pytest.raises(ValueError, match="dtype is 'float16': allowed are float32, float64"):
         load_problem(config)
