@@ -6,14 +6,16 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import test_claim_and_link
 import test_disclosure
 import test_dp_sgd
 import test_generators
 import test_models_that_draw
+import test_own_models_under_a_claim
 import test_resumed_spending
 from mutants import mutated
 
-from blackthorn.client_app import disclosure, dp_sgd, node_data, private_update
+from blackthorn.client_app import clientapp, disclosure, dp_sgd, node_data, private_update
 from blackthorn.strategies import entropy, private_averaging
 
 Killer = Callable[[Path, pytest.MonkeyPatch], None]
@@ -91,6 +93,19 @@ def _held_out(folder: Path, patch: pytest.MonkeyPatch) -> None:
 def _done_again(folder: Path, patch: pytest.MonkeyPatch) -> None:
     del patch
     test_resumed_spending.test_a_round_that_is_done_again_is_charged_again(folder)
+
+
+def _one_more_client(kind: str) -> Killer:
+    check = test_own_models_under_a_claim.test_a_client_more_in_front_moves_no_other_clients_update
+    return lambda folder, patch: check(folder, kind)  # noqa: ARG005
+
+
+def _unguarded(folder: Path, patch: pytest.MonkeyPatch) -> None:
+    del patch
+    with test_claim_and_link.superlink_in(folder, guarded=False) as link:
+        test_claim_and_link.test_clients_of_a_superlink_without_the_guard_are_not_covered(
+            link, folder
+        )
 
 
 @pytest.mark.parametrize(
@@ -177,6 +192,24 @@ def _done_again(folder: Path, patch: pytest.MonkeyPatch) -> None:
         ),
         (disclosure, [("        return UNTOLD", "        return problem")], _raised),
         (node_data, [(' or not may_say(config, "evaluation")', "")], _held_out),
+        # Whom a client's being there moves, and what is known of who watches.
+        (
+            clientapp,
+            [
+                (
+                    "        with global_generators_kept(model.device):\n"
+                    "            seed_global_generators(seed, model.device)\n",
+                    "        if seed:\n",
+                )
+            ],
+            _one_more_client("dropout"),
+        ),
+        (
+            clientapp,
+            [("train_clients(model.copy(), starts[i]", "train_clients(model, starts[i]")],
+            _one_more_client("a buffer"),
+        ),
+        (private_averaging, [('kept_apart else "open"', 'kept_apart else "apart"')], _unguarded),
         # A resume that skips the charges of rounds that are done again.
         (
             private_averaging,

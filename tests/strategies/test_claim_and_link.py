@@ -4,6 +4,7 @@ strategy asks it, and the ledger keeps the answer."""
 import concurrent.futures
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,19 +25,27 @@ INCLUDED = "all other clients together included"
 PLAN = PrivacyPlan(ClipNorm(1.0), noise_multiplier=2.0, num_clients=2, rounds=9, delta=0.01)
 
 
-@pytest.fixture(params=["guarded", "open"])
-def superlink(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[bool, Any]]:
+@contextmanager
+def superlink_in(folder: Path, guarded: bool) -> Iterator[tuple[bool, Any]]:
     """Whether it has the guard, and a channel to it."""
     state: Any = SimpleNamespace(nodes=dict, is_task=lambda _: True)
-    guard = service.ForServerApps(state, Records(tmp_path / "guard", offences=2), Sizes())
-    guarded = request.param == "guarded"
+    guard = service.ForServerApps(state, Records(folder / "guard", offences=2), Sizes())
     pool = concurrent.futures.ThreadPoolExecutor(2)
     server = grpc.server(pool, interceptors=[guard] if guarded else [])
     port = server.add_insecure_port(f"{LOOPBACK}:0")
     server.start()
-    with grpc.insecure_channel(f"{LOOPBACK}:{port}") as channel:
-        yield guarded, channel
-    server.stop(0).wait(10)
+    try:
+        with grpc.insecure_channel(f"{LOOPBACK}:{port}") as channel:
+            yield guarded, channel
+    finally:
+        server.stop(0).wait(10)
+
+
+@pytest.fixture(params=["guarded", "open"])
+def superlink(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[bool, Any]]:
+    """Of either kind."""
+    with superlink_in(tmp_path, request.param == "guarded") as link:
+        yield link
 
 
 def told(ledger: Path, grid: MemoryGrid | None = None) -> tuple[bool, str]:
