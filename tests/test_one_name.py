@@ -40,7 +40,7 @@ BARE = re.compile(
 )
 QUOTED = re.compile(rf"[\"'](?!(?:client|server)_app\.app:app)((?:{_ANY})\.\w+)")
 OTHER = "0.0.9 (code 0123456789ab)"
-STRANGERS = ("tests/test_wheel.py", "tests/attacks/test_flwr_clientapp.py")
+STRANGERS = ("tests/harness/quickstart_project.py", "tests/attacks/test_flwr_clientapp.py")
 
 
 def imported(tree: ast.AST) -> Iterator[str]:
