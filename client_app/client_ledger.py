@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from blackthorn.strategies.accounting import Charge
+from blackthorn.strategies.accounting import Charge, Release
 from blackthorn.strategies.durable_file import PRIVATE_FOLDER
 from blackthorn.strategies.ledger_file import (
     FORMAT,
@@ -42,6 +42,8 @@ class LedgerUnusable(ValueError):
 class Sent:
     """All replies so far: `last_round` by run, how many `rounds` in all, and what they cost.
 
+    `told_exactly`: whether a run that claims nothing was told of the examples beside its rounds,
+    where the client enrolled or evaluated.
     `ledger` tells one client's ledger from another, and a copy from none.
     """
 
@@ -50,6 +52,13 @@ class Sent:
     last_round: dict[str, int] = field(default_factory=dict)
     local: list[Charge] = field(default_factory=list)
     sample: list[Charge] = field(default_factory=list)
+    told_exactly: bool = False
+
+    def costs(self) -> tuple[list[Charge], list[Charge]]:
+        """All charges of the client's data, and of one example: no noise covers what was told
+        exactly."""
+        more = [(Release(0.0), 1)] if self.told_exactly else []
+        return [*self.local, *more], [*self.sample, *more]
 
     def add(self, run_id: int, server_round: int, local: Charge, sample: Charge) -> None:
         """Count one more reply."""
@@ -158,6 +167,7 @@ def _content(sent: Sent, path: Path) -> dict[str, Any]:
         "last_round": sent.last_round,
         "local": [charge_entry(charge) for charge in sent.local],
         "sample": [charge_entry(charge) for charge in sent.sample],
+        "told_exactly": sent.told_exactly,
     }
 
 
@@ -171,6 +181,8 @@ def _sent_in(content: dict[str, Any], path: Path) -> Sent:
             {str(run): _whole(last) for run, last in content["last_round"].items()},
             [read_charge(entry) for entry in content["local"]],
             [read_charge(entry) for entry in content["sample"]],
+            # An earlier version did not note it.
+            content.get("told_exactly", False) is not False,
         )
         charged = sum(count for _, count in sent.local)
         if charged != sent.rounds:

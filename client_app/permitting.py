@@ -15,7 +15,7 @@ from blackthorn.wire import CONFIG, SERVER_CODE
 
 from .client_ledger import ClientLedger, LedgerUnusable, Sent
 from .configured_rule import check_rule
-from .disclosure import PublicRefusal
+from .disclosure import PublicRefusal, level
 from .messages import enrolment_refusal, read_round
 from .node_data import POLICY, node_client_id
 from .policy import Policy, PolicyRefusal, read_policy, round_cost
@@ -51,12 +51,18 @@ class Safeguards:
         read = read_policy(Path(policy), data) if policy else None
         return cls(read, ClientLedger(Path(ledger), known))
 
-    def check_run(self, config: RunConfig) -> None:
-        """Raises PolicyRefusal where no round of a run is allowed (any more)."""
+    def admit_other(self, config: RunConfig) -> None:
+        """Count that a run is answered beside its rounds, where no claim keeps figures of the
+        examples out of the answer.
+
+        Raises PolicyRefusal, and counts nothing, where no round of it is allowed (any more).
+        """
         sent = self.ledger.read()
         if self.policy is not None:
             self.policy.check_run(config)
-            self.policy.check_sent(sent.rounds + 1, sent.local, sent.sample)
+            self.policy.check_sent(sent.rounds + 1, *sent.costs())
+        if level(config) == "none" and not sent.told_exactly:
+            self.ledger.change(_tell_exactly)
 
     def admit(self, config: RunConfig, message: Message, run_id: int) -> None:
         """Count the reply to a train message, which may be made when this returns.
@@ -74,9 +80,13 @@ class Safeguards:
             sent.add(run_id, request.server_round, cost.local, cost.sample)
             if policy is not None:
                 policy.check_round(config, request.server_round, last, cost)
-                policy.check_sent(sent.rounds, sent.local, sent.sample)
+                policy.check_sent(sent.rounds, *sent.costs())
 
         self.ledger.change(count)
+
+
+def _tell_exactly(sent: Sent) -> None:
+    sent.told_exactly = True
 
 
 def permitting(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
@@ -93,7 +103,7 @@ def permitting(message: Message, context: Context, call_next: ClientAppCallable)
         if safeguards is not None and kind == "train":
             safeguards.admit(config, message, context.run_id)
         elif safeguards is not None:
-            safeguards.check_run(config)
+            safeguards.admit_other(config)
         if kind == "query":
             check_code(message)
     except (ConfigError, LedgerUnusable, PublicRefusal) as refusal:

@@ -56,13 +56,17 @@ class RoundCost:
 
 
 def round_cost(config: RunConfig, request: RoundRequest) -> RoundCost:
-    """What a reply costs that is made as the run's configuration and the server's request say."""
+    """What a reply costs that is made as the run's configuration and the server's request say.
+
+    Noise counts where the run's claim has the client say nothing beside it: without one the reply
+    holds its loss and its number of examples as they are, or whoever knows the seed subtracts it.
+    """
     z, shares = drawn_noise(config, request)
-    seeded = config.insecure_seeded_noise  # whoever knows the seed subtracts the noise
-    multiplier = 0.0 if seeded else z / (2 * math.sqrt(shares))
-    local = sample = (Release(multiplier), 1)
-    if config.local_dp_sgd:
-        sample = (Release(0.0), 1) if seeded else dp_sgd_of(config, request.local_lr).charge()
+    claim, nothing = level(config), (Release(0.0), 1)
+    local = (Release(z / (2 * math.sqrt(shares))), 1) if claim == "client" else nothing
+    sample = local
+    if config.local_dp_sgd and claim != "none":
+        sample = dp_sgd_of(config, request.local_lr).charge()
     return RoundCost(z, shares, local, sample)
 
 

@@ -5,12 +5,23 @@ import shutil
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import dp_accounting
 import pytest
 from dp_accounting.rdp import RdpAccountant
-from policy_client import AT_CLIENTS, COHORT, DP_SGD, Client, enrolment, run_config
+from flwr.app import Message
+from policy_client import (
+    AT_CLIENTS,
+    COHORT,
+    DP_SGD,
+    Client,
+    enrolment,
+    run_config,
+    train_message,
+)
 
 from blackthorn.client_app import clientapp as client_app
 from blackthorn.client_app.client_ledger import ClientLedger, LedgerUnusable, Sent
@@ -112,6 +123,41 @@ def test_what_was_sent_before_there_was_a_policy_counts(tmp_path: Path) -> None:
     client = Client(tmp_path, "max-local-epsilon = 1000.0")
     assert "pass the client's max-local-epsilon" in client.refusal(config, 1)
     assert "pass the client's max-local-epsilon" in enrolment(client, config)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {**AT_CLIENTS, "claim-privacy": False},
+        {**AT_CLIENTS, "insecure-seeded-noise": True},
+        {**DP_SGD, "claim-privacy": False},
+        {**DP_SGD, "insecure-seeded-noise": True},
+    ],
+)
+@pytest.mark.parametrize("kind", ["train", "query", "evaluate"])
+def test_no_noise_covers_what_a_run_without_a_claim_is_told(
+    tmp_path: Path, values: dict[str, Any], kind: str
+) -> None:
+    """The exact loss and number of examples are in the reply, whatever noise is in the model."""
+    before, config = Client(tmp_path), run_config(values)
+    message = Message(train_message(config, 1).content, 5, kind)
+    # A share that the server deals has no held-out examples; another would be evaluated on them.
+    with nullcontext() if kind != "evaluate" else pytest.raises(ValueError, match="no held-out"):
+        before.send(config, message, run_id=9)
+    later = Client(tmp_path, "max-local-epsilon = 1000.0")
+    assert "pass the client's max-local-epsilon" in later.refusal(run_config(AT_CLIENTS), 1)
+    later = Client(tmp_path, "max-sample-epsilon = 1000.0")
+    assert "pass the client's max-sample-epsilon" in later.refusal(run_config(DP_SGD), 1)
+
+
+@pytest.mark.parametrize("values", [AT_CLIENTS, DP_SGD])
+def test_who_enrols_under_a_claim_is_charged_nothing(
+    tmp_path: Path, values: dict[str, Any]
+) -> None:
+    """Its count is not told there."""
+    client, config = Client(tmp_path), run_config(values)
+    assert enrolment(client, config) == ""
+    assert client.sent() == Sent()
 
 
 def test_the_charge_is_on_disk_before_anything_can_leave(
