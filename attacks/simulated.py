@@ -15,6 +15,7 @@ from flwr.app import Error, Message, RecordDict
 from flwr.serverapp import Grid
 
 from blackthorn.flower_port.synchronous import SynchronousGrid
+from blackthorn.flower_port.transports import transport_of
 from blackthorn.randomness import Stream, generator_of
 from blackthorn.wire import ARRAYS, CLIENT_ID, LOCAL_LR, POISON, SERVER_ROUND
 
@@ -105,6 +106,15 @@ class AttackingGrid(SynchronousGrid):
         self._omniscient = omniscient
         self._local_lr_key = local_lr_key
         self._expected_cohort = expected_cohort
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the inner grid is."""
+        return transport_of(self._grid).is_closed
+
+    def guard_report(self) -> dict[str, Any]:
+        """What the guard of the inner grid says."""
+        return transport_of(self._grid).guard_report()
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None

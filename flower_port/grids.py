@@ -26,7 +26,7 @@ def adapter_of(grid: Grid) -> GridAdapter:
     """
     name = _flowers_name(grid)
     if name in (None, _SIMULATION):
-        return GridAdapter(grid)
+        return GridAdapter(grid, is_closed=name == _SIMULATION)
     if name == "GrpcGrid" and is_one_of(GRPC):
         from .grpc_grid import GrpcGridAdapter
 

@@ -64,12 +64,12 @@ class GridAdapter:
 
     # What is raised where the connection breaks; the same call may pass later.
     connection_errors: tuple[type[Exception], ...] = (grpc.RpcError, ConnectionError)
-    # Whether the clients are in this process, or Flower's simulation starts them; else they are
-    # behind a SuperLink that others reach, too.
-    is_closed = True
 
-    def __init__(self, grid: Grid) -> None:
+    def __init__(self, grid: Grid, is_closed: bool = False) -> None:
+        """`is_closed`: whether Flower's simulation starts the clients. A SuperLink is reached by
+        others, too, and so may be what a grid of somebody's own passes its messages on to."""
         self.grid = grid
+        self.is_closed = is_closed
 
     def pull(
         self,
@@ -101,8 +101,6 @@ class GridAdapter:
 
 class SuperLinkGrid(GridAdapter):
     """A grid that is connected with a SuperLink, from which a reply is pulled object by object."""
-
-    is_closed = False
 
     def __init__(self, grid: Any, flower: ModuleType) -> None:
         """`flower`: the module of Flower's that defines the grid, with what it is made of."""

@@ -33,11 +33,6 @@ class SynchronousGrid(Grid, Transport):
         answers = attribute_replies(replies, messages, clients)
         return [AwaitedReply(answer.client, deadline, answer) for answer in answers]
 
-    @property
-    def is_closed(self) -> bool:
-        """The clients are simulated here."""
-        return True
-
     def node_ids(self, seconds: float) -> set[int]:  # noqa: ARG002 (nothing here waits)
         """All nodes."""
         return set(self.get_node_ids())

@@ -127,7 +127,11 @@ class Transport(ABC):
 
     @property
     def is_closed(self) -> bool:
-        """Whether no program but this run's own, on this machine, can be behind it."""
+        """Whether no program but this run's own, on this machine, can be behind it.
+
+        False unless a subclass says so: whoever passes messages on asks what it passes them to
+        (`transport_of(grid).is_closed`).
+        """
         return False
 
     def guard_report(self) -> dict[str, Any]:
@@ -227,7 +231,8 @@ class PullingTransport(Transport):
 
     @property
     def is_closed(self) -> bool:
-        """False over a SuperLink: it has a port that others reach."""
+        """True over Flower's own simulation alone: what a grid of somebody's own passes messages
+        on to is not known, and a SuperLink has a port that others reach."""
         return self._adapter.is_closed
 
     def guard_report(self) -> dict[str, Any]:

@@ -48,6 +48,11 @@ class CanaryGrid(SynchronousGrid):
         self._bound = bound
         self._alone = alone
 
+    @property
+    def is_closed(self) -> bool:
+        """The inner clients are simulated here, and so are the canaries."""
+        return self._inner.is_closed
+
     def get_node_ids(self) -> Iterable[int]:
         """The inner nodes and the canaries."""
         canaries = range(_FIRST_NODE, _FIRST_NODE + len(self._directions))

@@ -63,6 +63,11 @@ class EngineGrid(SynchronousGrid):
         self.training_model = problem.model.on(training_device(config.device)).compiled()
         self._shards = problem.shards() if shards is None else list(shards)
 
+    @property
+    def is_closed(self) -> bool:
+        """The clients are simulated here."""
+        return True
+
     def get_node_ids(self) -> Iterable[int]:
         """All simulated nodes: they never go away."""
         return range(_FIRST_NODE, _FIRST_NODE + self.config.num_clients)

@@ -3,7 +3,7 @@ strategy asks it, and the ledger keeps the answer."""
 
 import concurrent.futures
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,9 +11,12 @@ from typing import Any
 
 import grpc
 import pytest
+from flwr.app import Message
+from flwr.serverapp import Grid
 from memory_grid import MemoryGrid, initial_model, quadratic_app, runs
 from test_guarded_link import GuardedGrid
 
+from blackthorn.attacks import AttackingGrid
 from blackthorn.flower_port.guard import service
 from blackthorn.flower_port.guard.checks import Sizes
 from blackthorn.flower_port.guard.records import Records
@@ -77,6 +80,68 @@ def test_in_one_process_nobody_watches_and_the_figure_covers_the_clients(tmp_pat
     assert covered
     assert sentence.endswith("no amplification by sampling")
     assert f"{INCLUDED};" in sentence
+
+
+def attacking(grid: Any) -> AttackingGrid:
+    return AttackingGrid(grid, "sign-flip", lambda _: set(), seed=0)
+
+
+class PassesOn(Grid):
+    """Somebody's own around another, with the methods that Flower asks for."""
+
+    def __init__(self, grid: Any) -> None:
+        self._grid = grid
+
+    def set_run(self, run: Any) -> None:
+        self._grid.set_run(run)
+
+    @property
+    def run(self) -> Any:
+        return self._grid.run
+
+    def create_message(self, *arguments: Any, **options: Any) -> Message:
+        made: Message = self._grid.create_message(*arguments, **options)
+        return made
+
+    def get_node_ids(self) -> list[int]:
+        return list(self._grid.get_node_ids())
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        return list(self._grid.push_messages(messages))
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        return list(self._grid.pull_messages(message_ids))
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> list[Message]:
+        return list(self._grid.send_and_receive(messages, timeout=timeout))
+
+
+class OpenGrid(MemoryGrid):
+    """As if others reached it, too."""
+
+    is_closed = False
+
+
+@pytest.mark.parametrize(
+    ("around", "covered"),
+    [
+        (lambda grid: grid, True),
+        # What is behind it is not known.
+        (PassesOn, False),
+        (lambda grid: attacking(PassesOn(grid)), False),
+        (lambda grid: attacking(OpenGrid(grid.nodes)), False),
+        (attacking, True),
+    ],
+)
+def test_a_grid_around_a_grid_is_no_more_closed_than_what_it_passes_messages_to(
+    tmp_path: Path, around: Callable[[MemoryGrid], Any], covered: bool
+) -> None:
+    grid = MemoryGrid({n: runs(quadratic_app(n)) for n in (11, 12)})
+    is_covered, sentence = told(tmp_path / "ledger.json", around(grid))
+    assert is_covered == covered
+    assert (INCLUDED in sentence) == covered
 
 
 def test_a_plan_alone_says_what_it_assumes_of_the_superlink() -> None:
