@@ -162,6 +162,12 @@ class ModelLayout:
         return torch.float64 if wide else torch.float32
 
     @property
+    def coarsest(self) -> torch.dtype:
+        """The dtype in which the entry of w travels that is rounded most."""
+        kind = max((self.dtypes[name] for name in self.trainable), key=lambda k: np.finfo(k).eps)
+        return torch.from_numpy(np.empty(0, kind)).dtype
+
+    @property
     def is_half(self) -> bool:
         """Whether an entry of w travels in less precision than the vector has."""
         return any(self.dtypes[name].itemsize < 4 for name in self.trainable)

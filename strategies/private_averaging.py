@@ -87,6 +87,8 @@ class PrivateAveraging(FederatedStrategy):
         if self._is_sum:
             # None: a round that is skipped because few took part would tell how many did.
             self.quorum = 0
+        # In what an entry of the clients' models is rounded at most; None: as the server's.
+        self._sent_in: torch.dtype | None = None
         # Who was there when the run began, where ids are nodes'; None: ids have a place each.
         self._population: set[int] | None = None
         self._ids_are_nodes = options.get("identity", "node") == "node"
@@ -145,6 +147,7 @@ class PrivateAveraging(FederatedStrategy):
                 "a model in half precision is not allowed with noise at the clients: it would be "
                 "lost in rounding; send it as float32"
             )
+        self._sent_in = layout.coarsest
 
     def norm_bound(self, context: RoundContext) -> NormBound:
         """C in gradient units; with noise at the clients, what C plus a share of it may reach."""
@@ -207,7 +210,7 @@ class PrivateAveraging(FederatedStrategy):
         bound, plan = self.clip_bound(context.local_lr), self.privacy
         if plan.noise_location == "server":
             return self.bounded(bound)
-        plan.check_resolution(context.model, context.local_lr)
+        plan.check_resolution(context.model.to(self._sent_in), context.local_lr)
         return self.bounded(bound, plan.noise_multiplier, plan.noise_shares)
 
     def check_rule(self, rule: LocalRule, context: RoundContext) -> None:
@@ -286,7 +289,7 @@ class PrivateAveraging(FederatedStrategy):
             )
         if done < num_rounds:
             last = self._rate.at_least(num_rounds)
-            self.privacy.check_resolution(model, last)
+            self.privacy.check_resolution(model.to(self._sent_in), last)
         if not self.has_central_claim or done >= num_rounds:
             return num_rounds
         left = self.ledger.rounds_allowed(self.privacy.release(), num_rounds - done)

@@ -4,12 +4,14 @@ The oracle is the exact law of a rounded Gaussian, summed cell by cell.
 """
 
 import math
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from flwr.app import Array, ArrayRecord
 from noised_rounds import CLIENTS, LR, START, C, Z, grid, ones, plan, state_of
 from scipy import stats
 
@@ -101,6 +103,17 @@ def test_nobody_is_asked_where_the_last_round_s_rate_is_too_small() -> None:
     with pytest.raises(ValueError, match=r"local rate = 6\.25e-08 is not allowed with noise"):
         strategy.start(over, state_of(START), num_rounds=5, timeout=20)
     assert over.sent == []
+
+
+@pytest.mark.parametrize(("coarse", "refused"), [("float32", True), ("float64", False)])
+def test_the_coarsest_entry_of_a_model_decides(coarse: str, refused: bool) -> None:
+    """Weights in float64 do not carry the noise of a bias that is rounded to float32."""
+    over = grid(noisy=True)
+    strategy = DPFedAvg(plan(noise_location="client"), statistics="server", local_rate=1e-8)
+    start = ArrayRecord({"weight": Array(START), "bias": Array(np.ones(1, dtype=coarse))})
+    with pytest.raises(ValueError, match="float32 weights of") if refused else nullcontext():
+        strategy.start(over, start, num_rounds=1, timeout=20)
+    assert bool(over.sent) != refused
 
 
 def test_a_model_that_outgrows_the_noise_ends_the_run() -> None:
