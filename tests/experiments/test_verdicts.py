@@ -54,7 +54,9 @@ def test_a_finding_holds_within_its_range_alone(low: float, high: float, expecte
 @BOTH
 @pytest.mark.parametrize(
     ("method", "value", "claim"),
-    [("PI 3", 0.25, 0), ("PR 30", 0.02, 1), ("PR 3", 1.9, 1), ("FedAvg", 4.9, 3)],
+    [
+        *(("PI 3", 0.25, 0), ("PR 30", 0.02, 1), ("PR 3", 1.9, 1), ("FedAvg", 4.9, 3)),
+    ],
 )
 def test_under_cauchy_noise_a_method_out_of_place_changes_its_claim(
     scale: Scale, method: str, value: float, claim: int
@@ -64,11 +66,14 @@ def test_under_cauchy_noise_a_method_out_of_place_changes_its_claim(
         "PR 3": np.full(31, 3.4),
         "PR 30": np.full(31, 0.2),
         "PI 3": np.full(31, 0.03),
-        "FedAvg, Gaussian": np.full(3, 0.02),
+        "BiClip 0.1 to 1": np.full(31, 0.01),
+        "FedAvg, Gaussian": np.full(3, 0.01),
     }
     assert all_agree(synthetic_noise.cauchy_claims(good, scale))
     bad = {**good, method: np.array([*good[method][1:], value])}
     assert claim in differing(synthetic_noise.cauchy_claims(bad, scale))
+    behind = {**good, "BiClip 0.1 to 1": np.full(31, 0.04)}
+    assert differing(synthetic_noise.cauchy_claims(behind, scale)) == [4]
     # A method that does not clip at all.
     unclipped = {**good, "PI 3": good["FedAvg"], "PR 30": good["FedAvg"]}
     claims = synthetic_noise.cauchy_claims(unclipped, scale)
