@@ -6,7 +6,7 @@ from flwr.app import ArrayRecord
 from blackthorn.client_app.disclosure import PublicRefusal
 from blackthorn.client_app.messages import RoundRequest, start_vector
 from blackthorn.settings.config import RunConfig
-from blackthorn.strategies.algorithms import algorithm_class
+from blackthorn.strategies.algorithms import algorithm_class, check_training
 from blackthorn.strategies.bounded_update import check_float32
 from blackthorn.strategies.local_rule import LocalRule
 from blackthorn.tasks.flat_model import FlatModel
@@ -33,6 +33,7 @@ def check_rule(config: RunConfig, request: RoundRequest) -> LocalRule:
     try:
         check_float32("the server's local-lr", request.local_lr)
         own = configured_rule(config, request)
+        check_training(config, own)
         if request.rule == own.sent:
             own.check_range(request.local_lr)
             return own

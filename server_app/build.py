@@ -37,6 +37,7 @@ from blackthorn.strategies.algorithms import (
     algorithm_class,
     check_own_algorithm,
     check_own_mechanism,
+    check_training,
 )
 from blackthorn.strategies.options import Observer
 from blackthorn.strategies.private_averaging import PrivateOptions
@@ -78,7 +79,9 @@ def check_halves(
     try:
         strategy = build_strategy(config, plan=plan, ledger=ledger)
         start = problem.model.flatten(problem.state())
-        asked = strategy.local_rule(RoundContext(1, config.local_lr, start)).sent
+        rule = strategy.local_rule(RoundContext(1, config.local_lr, start))
+        check_training(config, rule)
+        asked = rule.sent
         own = strategy.configured_rule(config, config.local_lr, asked).sent
     except ValueError as error:
         raise ConfigError(f"algorithm = {config.algorithm} is not allowed: {error}") from error

@@ -16,6 +16,7 @@ from blackthorn.settings.privacy_checks import OR_NO_CLAIM, claims_privacy, is_n
 
 from .base import FederatedStrategy, StrategyOptions
 from .ledger_file import behind_links
+from .local_rule import LocalRule
 from .privacy_plan import PrivacyPlan
 from .private_averaging import PrivateAveraging
 
@@ -45,9 +46,47 @@ def algorithm_class(config: Keys) -> type[FederatedStrategy]:
 
 
 def algorithm_facts(config: Keys) -> Facts:
-    """The facts of the algorithm that runs: an own one's class says them itself."""
-    found = algorithm_class(config)
-    return found.facts if is_own_code(config.algorithm) else facts_of(config.algorithm)
+    """The facts of the algorithm that runs: of an own one those of the published class that it
+    stands on, which its own may make narrower.
+
+    Raises ValueError, one line, for own ones that say more.
+    """
+    if not is_own_code(config.algorithm):
+        return facts_of(config.algorithm)
+    return _own_facts(algorithm_class(config))
+
+
+def _own_facts(found: type[FederatedStrategy]) -> Facts:
+    own, row = found.facts, _row_of(found)[1]
+    if not isinstance(own, Facts):
+        raise ValueError(f"its facts are {own!r:.60}, no Facts of blackthorn.settings.catalogue")
+    if own != replace(Facts(), **{name: getattr(own, name) for name in _SETTABLE}):
+        raise ValueError(f"its facts say more than {', '.join(_SETTABLE)}")
+    said = own is not FederatedStrategy.facts
+    return replace(
+        row,
+        clip_norm=own.clip_norm if row.clip_norm != "needed" else "needed",
+        mean_only=own.mean_only or row.mean_only,
+        own_steps=own.own_steps or row.own_steps,
+        samples_posterior=own.samples_posterior or row.samples_posterior,
+        participation=tuple(
+            kind for kind in row.participation if not said or kind in own.participation
+        ),
+        leaves={**own.leaves, **row.leaves},
+    )
+
+
+def _row_of(found: type[FederatedStrategy]) -> tuple[str, Facts]:
+    """The published system nearest to a class, and what is known of it."""
+    rows = [(name, row, load(row.where)) for name, row in ALGORITHMS.items()]
+    for one in found.__mro__:
+        for name, row, published in rows:
+            if one is published:
+                return name, row
+    # No sampler of ours draws one client twice.
+    ours = FederatedStrategy.draw_cohort, PrivateAveraging.draw_cohort
+    drawn = () if found.draw_cohort in ours else ("with-replacement",)
+    return "FederatedStrategy", Facts(participation=(*Facts().participation, *drawn))
 
 
 def check_own_algorithm(config: RunConfig) -> None:
@@ -57,9 +96,8 @@ def check_own_algorithm(config: RunConfig) -> None:
     found.option_values(config)
     if not is_own_code(config.algorithm):
         return
-    facts = found.facts
-    if facts != replace(Facts(), **{name: getattr(facts, name) for name in _SETTABLE}):
-        raise ValueError(f"its facts say more than {', '.join(_SETTABLE)}")
+    facts = _own_facts(found)
+    _check_named(config, found)
     private = issubclass(found, PrivateAveraging)
     if private != is_noised(config):
         raise ValueError(
@@ -71,6 +109,28 @@ def check_own_algorithm(config: RunConfig) -> None:
     check_algorithm(config, facts)
     if private and claims_privacy(config):
         _check_untouched(sorted(_overridden(found)))
+
+
+def _check_named(config: RunConfig, found: type[FederatedStrategy]) -> None:
+    """What `auto` stands for is known of published names alone: of an own class it has to be said
+    where that of the class that it stands on is not the usual."""
+    base, row = _row_of(found)
+    for key, usual, own in (
+        ("clip-units", "gradient", row.units),
+        ("aggregator", "mean", row.rule),
+    ):
+        if getattr(config, key.replace("-", "_")) == "auto" and own != usual:
+            raise ValueError(f"{key} = auto is not known of it: set {key} = {own}, as of {base}")
+
+
+def check_training(config: RunConfig, rule: LocalRule) -> None:
+    """Raises ValueError where a client that trains by DP-SGD would attest steps that it has not
+    done: whatever an algorithm's facts say, its rule tells."""
+    if config.local_dp_sgd and rule.is_in_training:
+        raise ValueError(
+            f"local-dp-sgd = true is not allowed with algorithm {config.algorithm}, whose rule "
+            f"{rule.name} is carried out at every step: set local-dp-sgd = false"
+        )
 
 
 def check_own_mechanism(

@@ -1,10 +1,12 @@
-"""No privacy is claimed for an algorithm of the user's own that has anything in place of the
-mechanism, wherever it has it from."""
+"""What an algorithm of the user's own has from the classes that it stands on: no privacy is claimed
+where anything is in place of the mechanism, and what is known of a published class holds."""
 
 import sys
 from pathlib import Path
 
+import policy_client
 import pytest
+from policy_client import Client, run_config
 
 from blackthorn.launch.commands.recipes import recipe_config
 from blackthorn.server_app.run import prepare
@@ -25,7 +27,12 @@ OWN = """
 from dataclasses import replace
 
 from elsewhere import Quiet, Doubles
-from blackthorn.strategies import DPFedAvg, FatClippingPI, FatClippingPR
+from blackthorn.settings.catalogue import Facts
+from blackthorn.strategies import (
+    CEFedAvg, CohortPlan, DPFedAvg, ErrorFeedback, FatClippingPI, FatClippingPR, FederatedStrategy,
+    GFedAvg, Rage
+)
+from blackthorn.strategies.clipping import ClipGradient
 
 
 class PerRound(FatClippingPR, DPFedAvg):
@@ -64,6 +71,54 @@ class Unledgered(DPFedAvg):
 class Cheaper(DPFedAvg):
     def __init__(self, privacy, **options):
         super().__init__(replace(privacy, noise_multiplier=0.1), **options)
+
+
+class Replaced(DPFedAvg):
+    facts = Facts(participation=("full", "with-replacement"))
+
+
+class ReplacedMean(GFedAvg):
+    facts = Facts(participation=("full", "with-replacement"))
+
+
+class Unsaid(FederatedStrategy):
+    facts = Facts(participation=("full", "with-replacement"))
+
+
+class DrawsItself(FederatedStrategy):
+    facts = Facts(participation=("full", "with-replacement"))
+
+    def draw_cohort(self, clients, context):
+        return CohortPlan.of(clients[:1])
+
+
+class Steps(FatClippingPI):
+    pass
+
+
+class StepsOfItsOwn(FederatedStrategy):
+    def local_rule(self, context):
+        return ClipGradient(1.0, 2)
+
+    @classmethod
+    def configured_rule(cls, config, local_lr, asked):
+        return ClipGradient(1.0, 2)
+
+
+class Weighted(ErrorFeedback):
+    facts = Facts(clip_norm="optional")
+
+
+class Parameters(CEFedAvg):
+    pass
+
+
+class Filtered(Rage):
+    pass
+
+
+class Wrong(FederatedStrategy):
+    facts = {"clip_norm": "none"}
 
 
 class More(DPFedAvg):
@@ -133,3 +188,55 @@ def test_what_is_none_of_the_mechanism_may_stand_in_the_class(code: Path) -> Non
 
 def test_without_a_claim_the_mechanism_is_the_user_s(code: Path) -> None:
     prepare(private("FromElsewhere", code, **{"claim-privacy": False}))
+
+
+OPEN = {"clip-norm": 0.0, "epsilon": 0.0}
+CLIPPED = {**OPEN, "clip-norm": 1.0}
+TWICE = {"participation": "with-replacement", "clients-per-round": 2}
+DP_SGD = {"local-dp-sgd": True, "dp-sgd-sample-rate": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "reason"),
+    [
+        ("Replaced", TWICE, "is not allowed with algorithm"),
+        ("ReplacedMean", {**OPEN, **TWICE}, "is not allowed with"),
+        ("Unsaid", {**OPEN, **TWICE}, "is not allowed with algorithm"),
+        ("Steps", {**CLIPPED, **DP_SGD}, "which has local steps of its own: set local-dp-sgd"),
+        ("StepsOfItsOwn", {**OPEN, **DP_SGD}, "whose rule clip-gradient is carried out at every"),
+        ("Weighted", OPEN, "clip-norm = 0.0 is not allowed with algorithm"),
+        ("Weighted", {**CLIPPED, "weighting": "num-examples"}, "weighting = num-examples is not"),
+        ("Weighted", {**CLIPPED, "aggregator": "median"}, "aggregator = median with"),
+        ("Parameters", CLIPPED, "clip-units = auto is not known of it: set clip-units = parameter"),
+        ("Filtered", OPEN, "aggregator = auto is not known of it: set aggregator = rage, as of"),
+        ("Wrong", OPEN, "its facts are {'clip_norm': 'none'}, no Facts of"),
+    ],
+)
+def test_what_is_known_of_the_class_that_it_stands_on_holds(
+    code: Path, name: str, options: dict[str, object], reason: str
+) -> None:
+    with pytest.raises(ConfigError) as raised:
+        prepare(private(name, code, **options))
+    assert reason in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("Steps", CLIPPED),
+        ("StepsOfItsOwn", OPEN),
+        ("DrawsItself", {**OPEN, **TWICE}),
+        ("Weighted", CLIPPED),
+        ("Parameters", {**CLIPPED, "clip-units": "parameter"}),
+        ("Filtered", {**OPEN, "aggregator": "rage", "corrupt-fraction": 0.1}),
+    ],
+)
+def test_what_goes_with_it_is_allowed(code: Path, name: str, options: dict[str, object]) -> None:
+    prepare(private(name, code, **options))
+
+
+def test_a_client_attests_no_steps_that_dp_sgd_does_in_their_place(code: Path) -> None:
+    config = run_config({**policy_client.DP_SGD, "algorithm": "own.py:StepsOfItsOwn"})
+    told = Client(code, ledger=False).refusal(config, 1)
+    assert "whose rule clip-gradient is carried out at every step: set local-dp-sgd" in told
