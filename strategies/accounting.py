@@ -164,12 +164,17 @@ def _answer(charges: Sequence[Charge], delta: float, accountant: Accountant) -> 
         raise ValueError("Poisson and fixed cohorts have different neighbours: no common figure")
     if not counted:
         return Figure(0.0, accountant), ""
-    if any(release.noise_multiplier < _NO_NOISE for release, _ in counted):
-        return Figure(math.inf, accountant), ""
-    if _cut(counted) > _CUT_SHARE * delta:
+    if is_unbounded(counted, delta):
         return Figure(math.inf, accountant), ""
     upper = Figure(_rdp_epsilon(counted, delta), "rdp")
     return (upper, "") if accountant == "rdp" else _composed(accountant, counted, delta, upper)
+
+
+def is_unbounded(charges: Sequence[Charge], delta: float) -> bool:
+    """Whether there is so little noise that no finite ε holds at δ."""
+    if any(release.noise_multiplier < _NO_NOISE for release, _ in charges):
+        return True
+    return _cut(charges) > _CUT_SHARE * delta
 
 
 def _cut(charges: Sequence[Charge]) -> float:

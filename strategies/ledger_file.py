@@ -7,12 +7,9 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 from .accounting import Charge, Release
-from .release import Link
+from .release import LEAST_RATE, MOST, Link
 
 FORMAT = 1
-# What no run can have had: more rounds or clients, or a rate that no sampler meets.
-_MOST = 10**12
-_LEAST_RATE = 2.0**-53
 _RUN = re.compile(r"[0-9a-f]{16}")
 
 
@@ -159,8 +156,8 @@ def read_charge(entry: dict[str, Any]) -> Charge:
         size, population = drawn
         drawn = _positive(size, "drawn"), _positive(population, "drawn")
     z, rate = (_number(entry[key], key) for key in ("noise_multiplier", "sample_rate"))
-    if rate < _LEAST_RATE:
-        raise ValueError(f"sample_rate = {rate}: {_LEAST_RATE:g} or more")
+    if rate < LEAST_RATE:
+        raise ValueError(f"sample_rate = {rate}: {LEAST_RATE:g} or more")
     link = entry.get("link", "unknown")
     if link not in get_args(Link):
         raise ValueError(f"link = {link!r:.40}")
@@ -177,8 +174,8 @@ def _shares_of(entry: dict[str, Any]) -> int | Literal["unknown"] | None:
 
 def _positive(value: object, key: str) -> int:
     # Not isinstance: true is an int of Python's too.
-    if type(value) is not int or not 1 <= value <= _MOST:
-        raise ValueError(f"{key} = {value!r:.40}: a whole number, 1 to {_MOST:g}")
+    if type(value) is not int or not 1 <= value <= MOST:
+        raise ValueError(f"{key} = {value!r:.40}: a whole number, 1 to {MOST:g}")
     return value
 
 

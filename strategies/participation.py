@@ -9,6 +9,8 @@ import torch
 
 from blackthorn.randomness import Stream, generator_of
 
+from .release import LEAST_RATE, real, whole
+
 
 def send_order(seed: int, server_round: int, size: int) -> list[int]:
     """A permutation of 0..size - 1: in which order a round's cohort is asked."""
@@ -75,14 +77,13 @@ class FullParticipation:
 class FixedParticipation:
     """`size` clients drawn uniformly without replacement (all of them where fewer are known).
 
-    Raises ValueError for a size below 1.
+    Raises ValueError for a size that is no integer from 1.
     """
 
     size: int
 
     def __post_init__(self) -> None:
-        if self.size < 1:
-            raise ValueError(f"cohort size = {self.size} is not allowed: at least 1")
+        object.__setattr__(self, "size", whole("cohort size", self.size))
 
     def sample(self, clients: Sequence[int], generator: np.random.Generator) -> CohortPlan:
         """`size` of `clients`, each subset of that size with the same probability."""
@@ -97,14 +98,16 @@ class FixedParticipation:
 class PoissonParticipation:
     """Every client on its own with probability `sample_rate`: the cohort may be empty.
 
-    Raises ValueError for a rate outside (0, 1].
+    Raises ValueError for a rate outside (0, 1], or below 2^-53, at which nobody is ever drawn.
     """
 
     sample_rate: float
 
     def __post_init__(self) -> None:
-        if not 0 < self.sample_rate <= 1:
-            raise ValueError(f"sample rate = {self.sample_rate} is not allowed: 0 to 1, not 0")
+        rate = real("sample rate", self.sample_rate)
+        if not LEAST_RATE <= rate <= 1:
+            raise ValueError(f"sample rate = {rate} is not allowed: {LEAST_RATE:.3g} to 1")
+        object.__setattr__(self, "sample_rate", rate)
 
     def sample(self, clients: Sequence[int], generator: np.random.Generator) -> CohortPlan:
         """One draw for each of `clients`, in the order of their ids."""

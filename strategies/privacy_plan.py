@@ -29,7 +29,7 @@ from .participation import (
     Participation,
     PoissonParticipation,
 )
-from .release import LARGEST_MULTIPLIER
+from .release import LARGEST_MULTIPLIER, real, whole
 
 Neighbours = Literal["add-remove", "zero-out", "replace-one"]
 NoiseLocation = Literal["server", "client"]
@@ -76,6 +76,11 @@ class PrivacyPlan:
     insecure_seed: int | None = None
 
     def __post_init__(self) -> None:
+        for name in ("num_clients", "rounds"):
+            object.__setattr__(self, name, whole(name, getattr(self, name)))
+        for name in ("noise_multiplier", "delta", "max_epsilon"):
+            if name != "max_epsilon" or self.max_epsilon is not None:
+                object.__setattr__(self, name, real(name, getattr(self, name)))
         check_delta(self.delta)
         if not isinstance(self.clip_norm, ClipNorm):
             raise ValueError(f"clip_norm = {self.clip_norm!r} is not allowed: a ClipNorm")
@@ -85,11 +90,6 @@ class PrivacyPlan:
             )
         if self.noise_location not in ("server", "client"):
             raise ValueError(f"noise_location = {self.noise_location!r}: server or client")
-        if self.num_clients < 1 or self.rounds < 1:
-            raise ValueError(
-                f"num_clients = {self.num_clients} with rounds = {self.rounds} is not allowed: "
-                "at least 1 each"
-            )
         if not 0 < self.noise_multiplier <= LARGEST_MULTIPLIER:
             raise ValueError(
                 f"noise_multiplier = {self.noise_multiplier} is not allowed: greater than 0, at "

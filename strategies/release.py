@@ -1,12 +1,34 @@
 """What a round releases, as inert data: accountants interpret it."""
 
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import Literal
 
 Link = Literal["apart", "open", "unknown"]
 
+# What no run can have: more rounds or clients, or a rate that no sampler meets.
+MOST = 10**12
+LEAST_RATE = 2.0**-53
 # Beyond, epsilon's arithmetic overflows.
 LARGEST_MULTIPLIER = 1e12
+
+
+def whole(name: str, value: object) -> int:
+    """`value` as Python's int, for files and arithmetic, of NumPy's kinds too.
+
+    Raises ValueError, one line, for what is no integer, or not from 1 to 10^12.
+    """
+    if isinstance(value, Integral) and not isinstance(value, bool) and 1 <= int(value) <= MOST:
+        return int(value)
+    raise ValueError(f"{name} = {value!r:.40} is not allowed: an integer from 1 to {MOST:g}")
+
+
+def real(name: str, value: object) -> float:
+    """`value` as Python's float, of NumPy's kinds too. Raises ValueError, one line, for what is no
+    number."""
+    if isinstance(value, Real) and not isinstance(value, bool) and value == value:
+        return float(value)
+    raise ValueError(f"{name} = {value!r:.40} is not allowed: a number")
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,9 @@
 """One object for sampler, mechanism and accountant; draws from the system's entropy."""
 
 import math
+from collections.abc import Callable
 from itertools import combinations
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,7 @@ from blackthorn.strategies import (
     ClipNorm,
     FixedParticipation,
     FullParticipation,
+    Ledger,
     PoissonParticipation,
     PrivacyPlan,
     calibrated,
@@ -249,3 +252,66 @@ def test_a_wrong_plan_is_one_line(options: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said) as caught:
         plan(**options)
     assert "\n" not in str(caught.value)
+
+
+# Numbers.
+
+
+@pytest.mark.parametrize(
+    ("options", "normal"),
+    [
+        ({"noise_multiplier": np.float32(1.5)}, {"noise_multiplier": 1.5}),
+        ({"noise_multiplier": 2}, {"noise_multiplier": 2.0}),
+        ({"num_clients": np.int64(7)}, {"num_clients": 7}),
+        ({"rounds": np.uint8(7)}, {"rounds": 7}),
+        ({"delta": np.float64(1e-6)}, {"delta": 1e-6}),
+        ({"max_epsilon": np.float32(2.5)}, {"max_epsilon": 2.5}),
+        (
+            {"participation": PoissonParticipation(np.float32(0.5))},  # type: ignore[arg-type]
+            {"participation": PoissonParticipation(0.5)},
+        ),
+        (
+            {"participation": FixedParticipation(np.int64(3))},  # type: ignore[arg-type]
+            {"participation": FixedParticipation(3)},
+        ),
+    ],
+)
+def test_numbers_of_any_kind_go_into_a_ledger_as_python_s(
+    tmp_path: Path, options: dict[str, Any], normal: dict[str, Any]
+) -> None:
+    fixed = isinstance(options.get("participation"), FixedParticipation)
+    neighbours = "replace-one" if fixed else None
+    odd, usual = (plan(**given, neighbours=neighbours) for given in (options, normal))
+    assert repr(odd) == repr(usual)
+    ledger = Ledger(odd, tmp_path / "ledger.json")
+    ledger.charge(odd.release())
+    ledger.close()
+    assert Ledger(usual, tmp_path / "ledger.json").charges == [(usual.release(), 1)]
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: plan(num_clients=5.0), "num_clients = 5.0 is not allowed: an integer from 1 to"),
+        (lambda: plan(num_clients=5.5), "num_clients = 5.5 is not allowed: an integer from 1 to"),
+        (lambda: plan(num_clients=0), "num_clients = 0 is not allowed: an integer from 1 to"),
+        (lambda: plan(num_clients=True), "num_clients = True is not allowed"),
+        (lambda: plan(rounds=10**13), "rounds = 10000000000000 is not allowed: an integer"),
+        (lambda: plan(rounds="3"), "rounds = '3' is not allowed: an integer"),
+        (lambda: plan(noise_multiplier="1"), "noise_multiplier = '1' is not allowed: a number"),
+        (lambda: plan(noise_multiplier=math.nan), "noise_multiplier = nan is not allowed"),
+        (lambda: plan(delta=None), "delta = None is not allowed: a number"),
+        (lambda: plan(max_epsilon="8"), "max_epsilon = '8' is not allowed: a number"),
+        (lambda: FixedParticipation(2.5), "cohort size = 2.5 is not allowed: an integer from 1"),  # type: ignore[arg-type]
+        (lambda: PoissonParticipation("1"), "sample rate = '1' is not allowed: a number"),  # type: ignore[arg-type]
+        # No ledger takes it: no sampler ever draws anybody.
+        (lambda: PoissonParticipation(1e-17), "sample rate = 1e-17 is not allowed: 1.11e-16 to 1"),
+    ],
+)
+def test_what_is_no_such_number_is_one_line_before_anything_starts(
+    make: Callable[[], object], said: str
+) -> None:
+    with pytest.raises(ValueError) as refused:
+        make()
+    assert str(refused.value).startswith(said)
+    assert "\n" not in str(refused.value)

@@ -306,7 +306,7 @@ def test_another_rule_than_the_plan_s_is_not_sent_under_a_claim(
             del context
             return rule
 
-    options: Any = {"local_rate": LR, "num_clients": CLIENTS, "start_timeout": 2.0}
+    options: Any = {"local_rate": LR, "num_clients": CLIENTS, "statistics": "server"}
     strategy, seen = Mixed(plan(noise_location=location), **options), grid()
     with pytest.raises(ValueError, match=r"local_rule = clip-.* breaks the claim: by the privacy"):
         strategy.start(seen, state_of(START), num_rounds=1, timeout=20)
@@ -314,3 +314,13 @@ def test_another_rule_than_the_plan_s_is_not_sent_under_a_claim(
     assert strategy.ledger.rounds == 0
     unclaimed = Mixed(plan(noise_location=location, claim=False), **options)
     unclaimed.start(grid(), state_of(START), num_rounds=1, timeout=20)
+
+
+def test_noise_without_a_finite_epsilon_is_refused_before_anybody_is_asked() -> None:
+    options: Any = {"local_rate": LR, "statistics": "server", "num_clients": CLIENTS}
+    seen = grid()
+    with pytest.raises(ValueError, match=r"noise_multiplier = 0\.001 breaks the claim: .* no fini"):
+        DPFedAvg(plan(noise_multiplier=1e-3), **options).start(seen, state_of(START), num_rounds=1)
+    assert not seen.sent
+    unclaimed = DPFedAvg(plan(noise_multiplier=1e-3, claim=False), **options)
+    unclaimed.start(seen, state_of(START), num_rounds=1, timeout=20)
