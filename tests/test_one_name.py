@@ -7,7 +7,6 @@ bundle, and these take their apps from the package that is installed.
 import ast
 import json
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,8 +14,6 @@ from pathlib import Path
 
 import pytest
 from flwr.app import ConfigRecord, Context, Message, RecordDict
-from flwr.cli.build import build_fab_from_disk
-from flwr.cli.install import install_from_fab
 from markdown_blocks import blocks_of
 from memory_grid import MemoryGrid, silence
 
@@ -151,22 +148,6 @@ def test_a_process_that_runs_an_app_has_every_module_once(repository: Path, tmp_
     places = [f for f in files.values() if any(Path(f).is_relative_to(folder) for folder in own)]
     assert len(places) > 100
     assert sorted(places) == sorted(set(places))
-
-
-def test_flwr_run_in_a_checkout_sends_the_components_alone(
-    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    checkout, staged = tmp_path / "checkout", tmp_path / "staged"
-    environments = shutil.ignore_patterns(".*", "deployment", "runs")
-    shutil.copytree(repository, checkout, symlinks=True, ignore=environments)
-    sent: dict[Path, set[str]] = {}
-    for app in (checkout, stage_app(APP_ROOT, COMPONENTS, staged)):
-        monkeypatch.setenv("FLWR_HOME", str(tmp_path / f"home-{len(sent)}"))
-        folder = install_from_fab(build_fab_from_disk(app), None, skip_prompt=True)
-        sent[app] = {
-            path.relative_to(folder).as_posix() for path in folder.rglob("*.py") if path.is_file()
-        }
-    assert list(sent.values()) == [set(COMPONENTS)] * 2
 
 
 def enrolment(repository: Path, asked: dict[str, str]) -> Message:

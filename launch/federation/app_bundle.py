@@ -22,7 +22,7 @@ COMPONENTS = (
 )
 _BUNDLED_SUFFIXES = {".py", ".toml", ".md", ".yaml", ".yml", ".json", ".jsonl"}
 _PROJECT = "pyproject.toml"
-_ROOT_FILES = ("README.md", "LICENSE", ".gitignore")
+_LICENSE = "LICENSE"
 
 
 def stage_app(app_dir: Path, parts: Sequence[str], target: Path) -> Path:
@@ -41,9 +41,8 @@ def stage_app(app_dir: Path, parts: Sequence[str], target: Path) -> Path:
     tools.get("flwr", {}).get("app", {}).pop("fab-include", None)
     tools[SENT_FROM] = {"code": CODE}
     (target / _PROJECT).write_text(tomli_w.dumps(project), encoding="utf-8")
-    for name in _ROOT_FILES:
-        if (app_dir / name).is_file():
-            shutil.copy2(app_dir / name, target / name)
+    if (app_dir / _LICENSE).is_file():
+        shutil.copy2(app_dir / _LICENSE, target / _LICENSE)
     for part in parts:
         if (app_dir / part).is_dir():
             shutil.copytree(app_dir / part, target / part, ignore=_unbundled)
