@@ -48,8 +48,23 @@ def level(config: RunConfig) -> Level:
 
 def may_say(config: RunConfig, figure: str) -> bool:
     """Whether a client says ``figure`` as it is; one that has no row, where nothing is claimed."""
+    return _is_said(level(config), figure)
+
+
+def _is_said(claim: Level, figure: str) -> bool:
     levels, _ = _SAID.get(figure, (("none",), ""))
-    return level(config) in levels
+    return claim in levels
+
+
+def withheld(claim: Level, reply: Message) -> Message:
+    """The reply with nothing in its metrics and its records but what the claim allows, whoever
+    made it: for a client that knows no more of the run than the round's message."""
+    for name, record in list(reply.content.items()):
+        if isinstance(record, MetricRecord):
+            _withhold(claim, record)
+        elif isinstance(record, ConfigRecord) and name != ATTESTED and claim != "none":
+            del reply.content[name]
+    return reply
 
 
 def disclosed(
@@ -65,7 +80,7 @@ def disclosed(
         return reply
     for name, record in list(reply.content.items()):
         if isinstance(record, MetricRecord):
-            _withhold(config, record)
+            _withhold(level(config), record)
         if isinstance(record, ConfigRecord) and name != ATTESTED:
             if PROBLEM in record:
                 record[PROBLEM] = told_problem(config, str(record[PROBLEM]), node_config)
@@ -74,13 +89,13 @@ def disclosed(
     return reply
 
 
-def _withhold(config: RunConfig, metrics: MetricRecord) -> None:
-    if level(config) == "none":
+def _withhold(claim: Level, metrics: MetricRecord) -> None:
+    if claim == "none":
         return
     for figure in list(metrics):
         if figure == NUM_EXAMPLES:
             metrics[figure] = 1
-        elif not may_say(config, figure):
+        elif not _is_said(claim, figure):
             del metrics[figure]
 
 

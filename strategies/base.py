@@ -308,6 +308,7 @@ class FederatedStrategy(RoundHooks, Strategy):
         return None if self.confidential and self.quorum == 0 else self._min_replies
 
     def _enrol_all(self, transport: Transport) -> None:
+        self._registry.claim = self.confidential
         self._registry.wait_for(transport, self._num_clients, self._least(), self._start_timeout)
         # From here on they are the run's.
         self._registry.refusals(transport)

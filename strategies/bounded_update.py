@@ -1,5 +1,6 @@
 """A bound on every client's update: its unit, and what a client does to keep to it."""
 
+import math
 from dataclasses import dataclass
 from numbers import Real
 from typing import ClassVar, Self
@@ -96,8 +97,29 @@ class BoundedUpdate(LocalRule):
         raise NotImplementedError
 
     def check_range(self, local_lr: float) -> None:
-        """Raises ValueError where float32 does not hold the bound in both units."""
+        """Raises ValueError where float32 does not hold the bound in both units, or there is no
+        such share of the noise."""
         check_bound(self.bound, local_lr)
+        z, shares = self.noise_multiplier, self.noise_shares
+        if z is None and shares is None:
+            return
+        if (
+            z is None
+            or shares is None
+            or not 0 < z < math.inf
+            or int(shares) != shares
+            or shares < 1
+        ):
+            raise ValueError(
+                f"the rule {self.name} has noise-multiplier = {z} and noise-shares = {shares}: the "
+                "one has to be positive, the other a number of clients"
+            )
+        check_float32("the noise that the server asks for", self.deviation(local_lr))
+
+    @property
+    def adds_noise(self) -> bool:
+        """Whether a share of the noise is added."""
+        return self.noise_multiplier is not None
 
     def deviation(self, local_lr: float) -> float:
         """η_l z C/√s: of a client's share of the noise, in the units of the model; 0 without."""

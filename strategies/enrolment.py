@@ -11,16 +11,19 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from flwr.app import ConfigRecord, Message, MessageType, RecordDict
-
 from blackthorn.flower_port.transports import AwaitedReply, Delivery, LinkDown, Transport
-from blackthorn.installation import CODE
-from blackthorn.wire import ASK, CLIENT_ID, CONFIG, ENROL, PROBLEM, SERVER_CODE
 
+from .enrolment_messages import (
+    NOT_SAID,
+    CannotTakePart,
+    has_no_query,
+    is_an_answer,
+    question,
+    read_enrolment,
+)
 from .guarded_link import GuardedLink, KeyHolder, Refusal
-from .screening import RejectedReply, content_of, one_line, read_count, scalar_metrics
+from .screening import RejectedReply, content_of, one_line, read_count
 
-MAX_CLIENT_ID = 2**31 - 1
 _MAX_ATTEMPTS = 3
 _MOST_PROBLEMS = 5
 # What an operator is told of a run that waits.
@@ -36,21 +39,15 @@ class NotEnoughClients(RuntimeError):
     """Too few clients enrolled in time; the message says who is missing, and why if they said."""
 
 
-class CannotTakePart(RejectedReply):
-    """A node's own word that its client cannot take part; the message is its reason."""
-
-    def __init__(self, client_id: int, problem: str) -> None:
-        super().__init__(problem)
-        self.client_id = client_id
-
-
 @dataclass(frozen=True)
 class Client:
-    """An enrolled client. `num_examples` is what it declared first, None where nobody asked."""
+    """An enrolled client. `num_examples` is what it declared first, None where nobody asked; it is
+    `declared`, or 1 where the client did not say."""
 
     client_id: int
     node_id: int
     num_examples: int | None
+    declared: bool = True
 
 
 class ClientRegistry:
@@ -83,6 +80,12 @@ class ClientRegistry:
         self._online: set[int] = set()
         self._attempts: dict[int, int] = {}
         self._asked: dict[int, AwaitedReply] = {}
+        # Whether what single clients say of themselves is withheld.
+        self.claim = False
+        # Nodes whose app answers no query, which are asked by a train message; those whose app
+        # answers that no better.
+        self._by_train: set[int] = set()
+        self._mute: set[int] = set()
         # What was wrong with the last answer, by who gave it: "client 1", or "node 4711".
         self._problems: dict[str, str] = {}
         self._link = GuardedLink()
@@ -166,7 +169,10 @@ class ClientRegistry:
         ]
         for node in new:
             self._attempts[node] = self._attempts.get(node, 0) + 1
-        questions = [_query(node, timeout) for node in new]
+        questions = [
+            question(node, timeout, by_train=node in self._by_train, claim=self.claim)
+            for node in new
+        ]
         sending = max(0.0, deadline - time.monotonic())
         asked = transport.send(questions, new, timeout, sending)
         self._asked.update(zip(new, asked, strict=True))
@@ -201,10 +207,11 @@ class ClientRegistry:
             client_id, num_examples = read_enrolment(delivery.message)
             self._check_population(client_id)
             self._check_key(node, client_id, num_examples)
+            declared = read_count(content_of(delivery.message)) is not None
         except RejectedReply as rejection:
-            self._note_problem(delivery, rejection)
+            self._note_refused(delivery, rejection)
             return
-        client = Client(client_id, node, num_examples)
+        client = Client(client_id, node, num_examples, declared)
         holder = self._clients.get(client_id)
         if holder is None or self._is_free(holder):
             self._assign(client)
@@ -214,6 +221,18 @@ class ClientRegistry:
         logger.warning(
             "node %s refused: client %d %s node %s", node, client_id, state, holder.node_id
         )
+
+    def _note_refused(self, delivery: Delivery, rejection: RejectedReply) -> None:
+        """An app that answers no query is asked by a train message; what else is wrong is noted."""
+        node, by_train = delivery.client, delivery.client in self._by_train
+        if has_no_query(delivery.message) and not by_train:
+            self._by_train.add(node)
+            return
+        if by_train and not is_an_answer(delivery.message):
+            self._mute.add(node)
+            self._attempts[node] = _MAX_ATTEMPTS
+            rejection = RejectedReply(NOT_SAID)
+        self._note_problem(delivery, rejection)
 
     def _check_population(self, client_id: int) -> None:
         """Raises RejectedReply for a client that is none of the run's."""
@@ -272,7 +291,7 @@ class ClientRegistry:
         # A client that comes back keeps the weight it enrolled with first.
         before = self._clients.get(client.client_id, client)
         self._clients[client.client_id] = Client(
-            client.client_id, client.node_id, before.num_examples
+            client.client_id, client.node_id, before.num_examples, before.declared
         )
         logger.info(HELD, client.client_id, client.node_id)
 
@@ -292,6 +311,8 @@ class ClientRegistry:
             self.refresh(transport, timeout)
             if len(self.online()) >= num_clients:
                 return
+            if len(self._online) >= num_clients and self._online <= self._mute:
+                raise NotEnoughClients(f"of {len(self._online)} connected nodes each {NOT_SAID}")
             if time.monotonic() >= deadline:
                 break
             if not (told or self.awaited()):
@@ -358,33 +379,6 @@ class ClientRegistry:
         told = [f"; {who}: {problem}" for who, problem in self._problems.items()]
         left = len(told) - _MOST_PROBLEMS
         return "".join(told[:_MOST_PROBLEMS]) + (f"; and {left} more" if left > 0 else "")
-
-
-def read_enrolment(message: Message) -> tuple[int, int]:
-    """Client id and number of examples (1 if it declares none) from a node's answer.
-
-    Raises RejectedReply, CannotTakePart where the node says that its client cannot.
-    """
-    content = content_of(message)
-    value = scalar_metrics(content).get(CLIENT_ID, -1.0)
-    if not 0 <= value <= MAX_CLIENT_ID or value != int(value):
-        raise RejectedReply(f"client-id = {value:g} is not an integer from 0 to 2^31 - 1")
-    problem = _problem(content)
-    if problem is not None:
-        raise CannotTakePart(int(value), problem)
-    return int(value), read_count(content) or 1
-
-
-def _problem(content: RecordDict) -> str | None:
-    for record in content.values():
-        if isinstance(record, ConfigRecord) and isinstance(record.get(PROBLEM), str):
-            return str(record[PROBLEM])
-    return None
-
-
-def _query(node: int, timeout: float) -> Message:
-    content = RecordDict({CONFIG: ConfigRecord({ASK: ENROL, SERVER_CODE: CODE})})
-    return Message(content, node, MessageType.QUERY, ttl=timeout)
 
 
 def _shorten(ids: Iterable[int]) -> str:

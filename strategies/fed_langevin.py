@@ -339,6 +339,13 @@ class FedLangevin(FederatedStrategy):
 
     def on_enrolment(self, clients: Sequence[Client]) -> None:
         """Fix the population and its shares p_c."""
+        silent = [client.client_id for client in clients if not client.declared]
+        if silent:
+            raise ValueError(
+                f"client {silent[0]} does not say how many examples it has, on which the posterior "
+                "hangs: use mods=[blackthorn.client_app.Mod(num_examples=...)], or node config "
+                "num-examples"
+            )
         counts = {client.client_id: client.num_examples or 1 for client in clients}
         self._shares, self._total = shares(counts), sum(counts.values())
         if self._scheme == "without-replacement":

@@ -139,6 +139,16 @@ class LocalRule:
         return type(self).steps is not LocalRule.steps
 
     @property
+    def changes_updates(self) -> bool:
+        """Whether `on_update` does anything."""
+        return type(self).on_update is not LocalRule.on_update
+
+    @property
+    def adds_noise(self) -> bool:
+        """Whether what is sent is noised, so that the client may say of itself no more than it."""
+        return False
+
+    @property
     def is_in_training(self) -> bool:
         """Whether it is carried out at every step, and not in the update alone."""
         return self.changes_gradients or self.has_own_steps

@@ -23,7 +23,8 @@ from blackthorn.launch.commands.recipes import recipe_config
 from blackthorn.launch.federation.app_bundle import COMPONENTS, stage_app
 from blackthorn.server_app.serverapp import main
 from blackthorn.settings.config import ConfigError, to_mapping
-from blackthorn.strategies.enrolment import CannotTakePart, ClientRegistry, read_enrolment
+from blackthorn.strategies.enrolment import ClientRegistry
+from blackthorn.strategies.enrolment_messages import CannotTakePart, read_enrolment
 from blackthorn.wire import SERVER_CODE
 
 FOLDERS = tuple(sorted(path.name for path in APP_ROOT.iterdir() if path.is_dir()))

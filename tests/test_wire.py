@@ -11,6 +11,7 @@ OTHERWISE = {
     ("client_app/node_data.py", "client-id"),
     ("client_app/node_data.py", "poison"),
     ("client_app/dp_sgd.py", "local-lr"),
+    ("client_app/taking_part.py", "num-examples"),
     ("strategies/base.py", "num-examples"),
     ("strategies/options.py", "num-examples"),
     ("strategies/private_averaging.py", "num-examples"),

@@ -18,7 +18,7 @@ from blackthorn.launch.federation.client_service import AppWatch, Watch
 from blackthorn.launch.federation.members import ClientSettings
 from blackthorn.launch.federation.probe import Refused
 from blackthorn.settings.config import to_mapping
-from blackthorn.strategies.enrolment import CannotTakePart, read_enrolment
+from blackthorn.strategies.enrolment_messages import CannotTakePart, read_enrolment
 
 
 def refusal(config: dict[str, bool | int | float | str], data: Path) -> CannotTakePart:

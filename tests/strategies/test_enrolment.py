@@ -20,7 +20,8 @@ from memory_grid import (
 )
 
 from blackthorn.strategies import GFedAvg, NotEnoughClients, RoundReport
-from blackthorn.strategies.enrolment import Client, ClientRegistry, read_enrolment
+from blackthorn.strategies.enrolment import Client, ClientRegistry
+from blackthorn.strategies.enrolment_messages import read_enrolment
 from blackthorn.strategies.screening import RejectedReply
 
 

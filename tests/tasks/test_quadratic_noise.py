@@ -20,7 +20,7 @@ from blackthorn.server_app.run import prepare
 from blackthorn.settings.config import ConfigError, RunConfig, make_config, to_mapping
 from blackthorn.simulation.engine import EngineGrid
 from blackthorn.strategies import RoundContext
-from blackthorn.strategies.enrolment import CannotTakePart, read_enrolment
+from blackthorn.strategies.enrolment_messages import CannotTakePart, read_enrolment
 from blackthorn.strategies.reports import RoundReport
 from blackthorn.tasks.noise_laws import NoiseLaw
 from blackthorn.tasks.problem import load_problem

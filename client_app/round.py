@@ -1,0 +1,283 @@
+"""A round in a training loop of one's own: the optimizer that carries its rule out, and the reply.
+
+    round = Round.of(message)
+    optimizer = round.optimizer(model)                                      # the algorithm's own
+    optimizer = round.wrap(torch.optim.AdamW(model.parameters()))           # or any other
+    ...
+    return round.reply(model, {"train-loss": loss}, num_examples=len(data))
+
+All of it is made from the message alone, which names the rule, its numbers, and what of the model
+is w.
+"""
+
+import logging
+import math
+from collections.abc import Mapping
+from typing import Any, ClassVar, cast
+
+import numpy as np
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from torch import nn
+
+from blackthorn.strategies.array_codec import decode, encode_state
+from blackthorn.strategies.attestation import Attestation
+from blackthorn.strategies.bounded_update import check_float32
+from blackthorn.strategies.entropy import SystemRandomness
+from blackthorn.strategies.layout import Entries, ModelLayout, state_of
+from blackthorn.strategies.local_rule import ClientRound, LocalRule, how_to_attest, rule_of
+from blackthorn.wire import (
+    ARRAYS,
+    ATTESTED,
+    AVERAGED,
+    CLAIM,
+    CLIENT_ID,
+    CONFIG,
+    LAYOUT,
+    LOCAL,
+    METRICS,
+    NONCE,
+    NUM_EXAMPLES,
+    PARAMETERS,
+    RULE,
+)
+
+from .disclosure import Level, PublicRefusal, withheld
+from .messages import read_round
+from .optimizers import RuleOptimizer, clip_before_steps, trained_by_the_rule
+
+logger = logging.getLogger("blackthorn")
+
+
+class Round:
+    """What a train message of one of Blackthorn's strategies asks of a client."""
+
+    # Rounds that the mod is answering, by their message's nonce.
+    _open: ClassVar[dict[str, "Round"]] = {}
+
+    def __init__(self, message: Message) -> None:
+        if RULE not in message.content:
+            raise ValueError("the message names no rule: no strategy of blackthorn's has sent it")
+        self._message = message
+        self._request = request = read_round(message)
+        check_float32("the server's local-lr", request.local_lr)
+        self.rule: LocalRule = rule_of(request.rule)
+        self.rule.check_range(request.local_lr)
+        config = message.content.config_records[CONFIG]
+        self._client = int(cast(int, config.get(CLIENT_ID, 0)))
+        claimed = self.rule.adds_noise or config.get(CLAIM) == "client"
+        self.level: Level = "client" if claimed else "none"
+        self._state = {name: decode(array) for name, array in request.arrays.items()}
+        layout = message.content.config_records.get(LAYOUT, ConfigRecord())
+        # Of what is claimed to be private nothing leaves that the rule has not noised.
+        averaged = () if claimed else _names(layout, AVERAGED)
+        self.local = _names(layout, LOCAL)
+        self._layout = ModelLayout.of(self._state, Entries(_names(layout, PARAMETERS), averaged))
+        self._in_loop = False
+        self._steps = 0
+        # The statistics that stay here, as they were trained; only the mod can keep them.
+        self.kept: dict[str, np.ndarray] = {}
+        self._by_mod = False
+
+    @classmethod
+    def of(cls, message: Message) -> "Round":
+        """The round of a train message: under the mod always the same one.
+
+        Raises ValueError, one line, for a message that names no rule, or one that is not known, and
+        for numbers that cannot be kept to.
+        """
+        return cls._open.get(_nonce(message)) or cls(message)
+
+    # For the training loop.
+
+    @property
+    def server_round(self) -> int:
+        """The round's number, from 1."""
+        return self._request.server_round
+
+    @property
+    def local_lr(self) -> float:
+        """η_l, the rate by which the server takes updates for gradients."""
+        return self._request.local_lr
+
+    def load(self, model: nn.Module) -> None:
+        """Put what the server sent into `model`; what does not travel stays as it is there.
+
+        Raises ValueError for a name that the model does not have.
+        """
+        state = {name: torch.from_numpy(value) for name, value in self._state.items()}
+        surplus = model.load_state_dict(state, strict=False).unexpected_keys
+        if surplus:
+            raise ValueError(f"the model has no {surplus[0]!r}, which the server sent")
+
+    def optimizer(
+        self,
+        model: nn.Module,
+        *,
+        weight_decay: float = 0.0,
+        generator: np.random.Generator | None = None,
+    ) -> RuleOptimizer:
+        """The algorithm's own optimizer: each `step` does the rule's step over all trainable
+        parameters as one vector, w ← w − η_l rule(g + weight_decay w) or FA-LD's.
+
+        The loss has to be the *mean* over the batch; for FA-LD of the negative log-likelihood, to
+        which the prior is added here. `generator` draws FA-LD's own noise (None: from the operating
+        system's entropy). Raises ValueError where the model is not the one that the server sent.
+        """
+        self._enter_loop()
+        parameters = trained_by_the_rule(model, self._layout.trainable, self.rule)
+        drawn = generator or np.random.Generator(np.random.Philox())
+        steps = RuleOptimizer.steps_of(
+            self.rule, self.local_lr, weight_decay, lambda _: self._told(drawn)
+        )
+        return RuleOptimizer(parameters, self.local_lr, steps, self._count_step)
+
+    def wrap(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+        """The same optimizer, which from now on carries the rule's part out before each `step`: for
+        FAT-Clipping-PI the joint gradient of all its parameters is clipped.
+
+        Raises ValueError for a rule whose steps are its own: whatever else moves the model, its law
+        would not be the one that FA-LD samples from.
+        """
+        if self.rule.has_own_steps:
+            raise ValueError(
+                f"the rule {self.rule.name} is a step of its own, and another optimizer would "
+                "sample from another law: use Round.of(message).optimizer(model)"
+            )
+        self._enter_loop()
+        return clip_before_steps(optimizer, self.rule, self._count_step)
+
+    def reply(
+        self, model: nn.Module, metrics: Mapping[str, float] | None = None, num_examples: int = 1
+    ) -> Message:
+        """The answer to the message: `model` after the rule for updates, the attestation, and of
+        the metrics what the claim lets a client say.
+
+        Raises PublicRefusal, one line, where the rule was not carried out in the training.
+        """
+        if self.local and not self._by_mod:
+            raise PublicRefusal(
+                "statistics = local: nobody keeps this client's own; add "
+                "mods=[blackthorn.client_app.mod] to its ClientApp"
+            )
+        record = MetricRecord({NUM_EXAMPLES: num_examples, **(metrics or {})})
+        content = RecordDict({ARRAYS: self.sent(state_of(model)), METRICS: record})
+        content[ATTESTED] = self.attestation.record
+        return withheld(self.level, Message(content, reply_to=self._message))
+
+    # For the mod.
+
+    @property
+    def attestation(self) -> Attestation:
+        """What a client answers that has carried out the rule."""
+        return Attestation(self._request.rule, self.server_round)
+
+    def sent(self, trained: Mapping[str, np.ndarray]) -> ArrayRecord:
+        """What is sent of the model that was trained: w by the rule, averaged statistics as they
+        are, and everything else as the server sent it.
+
+        Raises PublicRefusal where the training has not done its part of the rule, ValueError where
+        `trained` is another model.
+        """
+        self._check_training()
+        layout = self._layout
+        for name in (*layout.trainable, *layout.averaged, *self.local):
+            found = trained[name].shape if name in trained else None
+            if found != self._state[name].shape:
+                raise ValueError(
+                    f"the trained model has {name!r} of shape {found}, the server's is "
+                    f"{self._state[name].shape}"
+                )
+        start, moved = layout.flatten(self._state), layout.flatten(trained)
+        self._check_ties(trained)
+        sent = self.rule.on_update(start, moved[None], self.local_lr, lambda _: self._told())[0]
+        self.kept = {name: np.asarray(trained[name]) for name in self.local}
+        return encode_state(layout.unflatten(sent, self._state, layout.statistics(trained)))
+
+    def _check_training(self) -> None:
+        if not self.rule.is_in_training:
+            return
+        if not self._in_loop or self._steps == 0:
+            did = "no step of its optimizer was made" if self._in_loop else "it was not asked for"
+            raise PublicRefusal(
+                f"the rule {self._request.rule} is carried out at every step of the training, and "
+                f"{did}: {how_to_attest(self._request.rule)}"
+            )
+        wanted = self._wanted
+        if self._steps < wanted < math.inf:
+            told = f"{self._steps} steps were made, the rule's number is {wanted:g}"
+            if self.rule.has_own_steps:
+                raise PublicRefusal(told)
+            logger.info("round %d: %s, and its bound holds", self.server_round, told)
+
+    @property
+    def _wanted(self) -> float:
+        wanted = getattr(self.rule, "local_steps", None)
+        return math.inf if wanted is None else float(wanted)
+
+    def _check_ties(self, trained: Mapping[str, np.ndarray]) -> None:
+        """Raises ValueError where two parameters are one: their norm would count twice."""
+        if not (self.rule.changes_updates or self.rule.is_in_training):
+            return
+        seen: dict[bytes, str] = {}
+        for name in self._layout.trainable:
+            value = trained[name]
+            if value.size < 2 or np.array_equal(value, self._state[name]):
+                continue
+            key = bytes(repr(value.shape), "ascii") + np.ascontiguousarray(value).tobytes()
+            other = seen.setdefault(key, name)
+            if other != name:
+                raise ValueError(
+                    f"{name!r} and {other!r} are one parameter, which would count twice: give the "
+                    "server the module, strategy.start(grid, model), or leave the second name out"
+                )
+
+    def _enter_loop(self) -> None:
+        if self._in_loop:
+            raise ValueError("the round has its optimizer: one with all parameters is needed")
+        self._in_loop = True
+
+    def _count_step(self) -> int:
+        """The step's number, from 0. Raises PublicRefusal for one too many."""
+        if self.rule.is_in_training and self._steps >= self._wanted:
+            raise PublicRefusal(
+                f"more steps than the rule's {self._wanted:g}: its bound would not hold; make as "
+                "many, or tell the strategy local_steps"
+            )
+        self._steps += 1
+        return self._steps - 1
+
+    def _told(self, generator: np.random.Generator | None = None) -> ClientRound:
+        return ClientRound(
+            self._client,
+            self.server_round,
+            self._request.told,
+            self._request.memory,
+            lambda: generator or np.random.Generator(np.random.Philox()),
+            SystemRandomness,
+        )
+
+
+class OpenRound:
+    """While the mod answers a message, `Round.of` of it gives this round."""
+
+    def __init__(self, message: Message) -> None:
+        self._nonce = _nonce(message)
+        self._round = Round(message)
+        self._round._by_mod = True
+
+    def __enter__(self) -> Round:
+        Round._open[self._nonce] = self._round
+        return self._round
+
+    def __exit__(self, *_: Any) -> None:
+        del Round._open[self._nonce]
+
+
+def _nonce(message: Message) -> str:
+    return str(message.content.config_records.get(CONFIG, ConfigRecord()).get(NONCE, ""))
+
+
+def _names(record: ConfigRecord, key: str) -> tuple[str, ...]:
+    names: Any = record.get(key, [])
+    return tuple(map(str, names))
