@@ -90,13 +90,17 @@ def _read(config: RunConfig, folder: Path) -> Saved:
 
 def _refuse_copy(config: RunConfig, folder: Path, saved: Saved) -> None:
     """What clients told in the rounds of a run counts once: of two copies that go on, each would
-    say less than was told."""
+    say less than was told.
+
+    A folder with other rounds up to the state is another run's. Where the state is from before the
+    first round on record, nothing tells: what goes on from there is done anew.
+    """
     original = Path(saved.place)
-    if not saved.place or not original.exists() or original.samefile(folder):
+    if not saved.place or not (original / METRICS).exists() or original.samefile(folder):
         return
     there, own = read_metrics(original), read_metrics(folder)
     both = min(len(there), len([line for line in own if line["round"] <= saved.state.server_round]))
-    if both and there[:both] == own[:both]:
+    if there[:both] == own[:both]:
         raise ConfigError(
             f"resume = {config.resume} is not allowed under a claim of what clients tell: it is a "
             f"copy of {original}, which is still there; resume that one, or remove it if it has "

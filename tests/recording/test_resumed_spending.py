@@ -28,6 +28,7 @@ from blackthorn.launch.commands.simulate import simulate
 from blackthorn.recording.line_log import LineLog
 from blackthorn.recording.privacy import privacy_of_dead_run
 from blackthorn.recording.run_folder import read_metrics
+from blackthorn.recording.run_states import RunStates
 from blackthorn.settings.config import ConfigError
 from blackthorn.settings.rounding import upward
 from blackthorn.strategies import (
@@ -39,6 +40,7 @@ from blackthorn.strategies import (
     spent,
 )
 from blackthorn.strategies.reports import RoundReport
+from blackthorn.tasks.labelled import LabelledTask
 
 # Never less than was released.
 
@@ -167,6 +169,23 @@ def test_a_copied_run_is_not_resumed_beside_the_first_where_no_ledger_counts(
         line for line in resume(tmp_path / "two", options)["warnings"] if "before" in line
     ]
     assert warning.startswith("the run was elsewhere before (one); if it goes on there as well")
+
+
+@pytest.mark.parametrize("original", ["went on", "stands still"])
+def test_nor_a_copy_from_before_the_first_state(
+    tmp_path: Path, original: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed before a state was due, with no line of round 0: the server does not evaluate."""
+    monkeypatch.setattr(LabelledTask, "server_evaluates", False)
+    monkeypatch.setattr(RunStates, "at_stop", lambda _: None)  # as by SIGKILL
+    options = {**AT_CLIENTS, "state_every": ROUNDS + 1}
+    die_after(2, tmp_path / "one", options)
+    assert [line["round"] for line in read_metrics(tmp_path / "one")] == [1, 2]
+    shutil.copytree(tmp_path / "one", tmp_path / "two")
+    if original == "went on":
+        die_after(3, tmp_path / "one", options, again=True)
+    with pytest.raises(ConfigError, match=r"two is not allowed .*: it is a copy of .*/one, which"):
+        resume(tmp_path / "two", options)
 
 
 def test_a_run_that_was_moved_goes_on_and_says_where_it_was(tmp_path: Path) -> None:
