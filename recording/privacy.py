@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +124,19 @@ def sample_privacy_entry(config: RunConfig, rounds_begun: int) -> dict[str, Any]
         "rounds": rounds_begun,
         "claim": _claimed(figure, _SAMPLE),
     }
+
+
+def believed_figures(
+    config: RunConfig, told: Mapping[int, float], rounds_begun: int
+) -> dict[int, float]:
+    """What clients have `told` of their examples' ε, by client, without what cannot be true: any
+    where nothing is claimed, and less than what a client spends that was asked so often."""
+    entry = sample_privacy_entry(config, rounds_begun)
+    if entry is None or entry["epsilon"] is None:
+        return {}
+    # Another machine's float64 may differ in the last digits.
+    least = entry["epsilon"] * (1 - 1e-9)
+    return {client: epsilon for client, epsilon in told.items() if epsilon >= least}
 
 
 def spent_so_far(strategy: object) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from blackthorn.recording.failure_reason import RunFailed, reason_of
 from blackthorn.recording.folder_place import OPERATOR, choose_folder, create_folder
 from blackthorn.recording.posterior_store import PosteriorRecorder
 from blackthorn.recording.privacy import (
+    believed_figures,
     privacy_entry,
     privacy_plan,
     sample_privacy_entry,
@@ -224,9 +225,14 @@ def _federate(
         # The state comes before these files, and the server may have died in between.
         for writer in writers:
             writer(last_report(saved))
+
+    def believe(report: RoundReport) -> None:
+        told = believed_figures(config, report.sample_epsilons, strategy.rounds_begun)
+        report.sample_epsilons = told
+
     strategy = build_strategy(
         config,
-        [folder, *writers, *observers],
+        [believe, folder, *writers, *observers],
         prepared.plan,
         ledger_path(config, prepared.folder),
     )

@@ -10,8 +10,9 @@ import numpy as np
 import torch
 
 from blackthorn.recording.privacy import privacy_plan
-from blackthorn.server_app.build import strategy_options
+from blackthorn.server_app.build import check_names, strategy_options
 from blackthorn.settings.config import ConfigError, RunConfig
+from blackthorn.settings.own_code import is_own_code
 from blackthorn.settings.privacy_checks import claims_sample_privacy, has_central_claim, is_noised
 from blackthorn.simulation.auditing import Finding, lower_bound, one_shot_epsilon
 from blackthorn.simulation.canaries import CanaryGrid, random_directions
@@ -19,7 +20,7 @@ from blackthorn.simulation.engine import EngineGrid
 from blackthorn.simulation.noise_audit import attack_local_claim
 from blackthorn.simulation.sample_audit import attack_sample_claim
 from blackthorn.strategies import PrivacyPlan, StrategyOptions, spent
-from blackthorn.strategies.algorithms import algorithm_class
+from blackthorn.strategies.algorithms import algorithm_class, check_own_mechanism
 from blackthorn.strategies.private_averaging import PrivateAveraging, PrivateOptions
 from blackthorn.strategies.reports import RoundReport
 from blackthorn.tasks.problem import Problem, load_problem
@@ -61,8 +62,10 @@ def audit(
     strategy (by default the product's). A mechanism that keeps its claims is refuted with
     probability 1 - `confidence` at most, which the attacks share.
 
-    Raises ConfigError for a recipe that claims nothing, ValueError for too few canaries or runs.
+    Raises ConfigError for a recipe that claims nothing, or may not, ValueError for too few canaries
+    or runs.
     """
+    check_names(config)
     plan, of_samples = _claimed_plan(config), claims_sample_privacy(config)
     if plan is None and not of_samples:
         raise ConfigError(
@@ -111,6 +114,8 @@ def _product(config: RunConfig) -> Build:
     def build(plan: PrivacyPlan, options: StrategyOptions) -> PrivateAveraging:
         strategy = algorithm_class(config).build(config, PrivateOptions(**options, privacy=plan))
         assert isinstance(strategy, PrivateAveraging)  # as there is a plan
+        if is_own_code(config.algorithm):
+            check_own_mechanism(strategy, plan, options, None)
         return strategy
 
     return build
@@ -187,7 +192,8 @@ class _Central:
         """
         config, bound = self.config, self.plan.clip_norm.in_gradient_units
         population = config.num_clients + max(1, len(directions))
-        own = replace(self.plan, num_clients=population)
+        # Only places are added: the claim, and its delta, are those of the recipe's population.
+        own = replace(self.plan, num_clients=population, delta=min(self.plan.delta, 1 / population))
         total = torch.zeros(self.problem.model.dimension, dtype=torch.float64)
 
         def add(report: RoundReport) -> None:

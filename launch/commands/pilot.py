@@ -17,6 +17,7 @@ QUANTILES = (0.05, 0.25, 0.50, 0.75, 0.95)
 # FedAvg of honest clients: the recipe without whatever would shorten or falsify an update.
 _UNCLIPPED = {
     "algorithm": "gfedavg",
+    "algorithm-options": "",
     "aggregator": "mean",
     "clip-norm": 0.0,
     "attack": "none",
@@ -24,6 +25,7 @@ _UNCLIPPED = {
     "noise-multiplier": 0.0,
     "epsilon": 0.0,
     "max-epsilon": 0.0,
+    "ledger": "",
     "instruments": True,
     # A pilot cannot be resumed: the norms of the rounds before would be missing.
     "state-every": 0,

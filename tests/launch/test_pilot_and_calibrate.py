@@ -12,8 +12,10 @@ from scipy.optimize import brentq
 from scipy.stats import norm
 
 from blackthorn.launch.cli import main
-from blackthorn.launch.commands.pilot import NormRecorder, pilot_report
+from blackthorn.launch.commands.pilot import _UNCLIPPED, NormRecorder, pilot_report
+from blackthorn.launch.commands.recipes import recipe_config
 from blackthorn.recording.run_folder import read_metrics
+from blackthorn.server_app.run import prepare
 from blackthorn.strategies import Release, spent
 
 RECIPE = """\
@@ -112,6 +114,25 @@ def test_what_pilot_advises_is_a_valid_run(blackthorn: Command, tmp_path: Path) 
         first = read_metrics(folder)[1]["instruments"]
         assert first[f"bound_{unit}"] == pytest.approx(bound, rel=1e-3)
         assert first["share_at_bound"] == 1.0
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"algorithm": "dp-fedavg", "epsilon": 3.0, "ledger": "spent.json"},
+        {"algorithm": "error-feedback", "algorithm-options": "memory-clip = 1.0"},
+        {"algorithm": "absent.py:Own", "algorithm-options": "length = 1.0"},
+    ],
+)
+def test_pilot_leaves_what_is_the_recipe_s_algorithm_s_alone(
+    tmp_path: Path, keys: dict[str, object]
+) -> None:
+    recipe = tmp_path / "recipe.toml"
+    lines = [f"{key} = {json.dumps(value)}" for key, value in {"clip-norm": 1.0, **keys}.items()]
+    recipe.write_text("\n".join(lines))
+    prepared = prepare(recipe_config(recipe, (), {**_UNCLIPPED, "output-dir": str(tmp_path / "x")}))
+    assert prepared.config.algorithm == "gfedavg"
+    assert prepared.plan is None
 
 
 def test_pilot_needs_a_recipe_that_is_right(blackthorn: Command, tmp_path: Path) -> None:

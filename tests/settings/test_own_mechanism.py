@@ -11,6 +11,7 @@ from policy_client import Client, run_config
 from blackthorn.launch.commands.recipes import recipe_config
 from blackthorn.server_app.run import prepare
 from blackthorn.settings.config import ConfigError, RunConfig
+from blackthorn.simulation.privacy_audit import audit
 
 ELSEWHERE = """
 from blackthorn.strategies import DPFedAvg, FederatedStrategy
@@ -180,6 +181,12 @@ def test_whoever_wrote_what_stands_in_its_place(
     assert reason in str(raised.value)
     assert "\n" not in str(raised.value)
     assert not (code / "run").exists()
+
+
+@pytest.mark.parametrize("name", ["PerStep", "OnTheObject"])
+def test_an_audit_prints_no_claim_of_it_either(code: Path, name: str) -> None:
+    with pytest.raises(ValueError, match=r"it overrides .* of PrivateAveraging"):
+        audit(private(name, code), canaries=12, runs=2)
 
 
 def test_what_is_none_of_the_mechanism_may_stand_in_the_class(code: Path) -> None:

@@ -144,6 +144,14 @@ def test_a_recipe_without_a_claim_is_refused() -> None:
             audit(recipe(**options))
 
 
+def test_the_recipe_s_delta_is_measured_by_its_own_clients() -> None:
+    """1/8 is allowed with eight clients; the canaries' places are the audit's."""
+    result = audit(
+        recipe(noise_multiplier=3.0, num_server_rounds=1, delta=1 / 8), canaries=12, runs=2
+    )
+    assert result.findings[0].delta == 1 / 8
+
+
 @pytest.mark.parametrize("runs", [-1, 0, 1])
 def test_too_few_runs_are_refused(runs: int) -> None:
     with pytest.raises(ValueError, match=f"runs = {runs} is not allowed: 2 or more"):
