@@ -92,6 +92,30 @@ def test_the_lower_bound_is_below_the_truth_and_not_far() -> None:
     assert same == 0
 
 
+def binomial_limit(count: int, trials: int, tail: float, *, above: bool) -> float:
+    """The p at which `count` or more successes (or fewer, `above`) have the probability `tail`."""
+    counts = range(count + 1) if above else range(count, trials + 1)
+    low, high = 0.0, 1.0
+    for _ in range(60):
+        p = (low + high) / 2
+        mass = sum(math.comb(trials, n) * p**n * (1 - p) ** (trials - n) for n in counts)
+        low, high = (p, high) if (mass > tail) == above else (low, p)
+    return low
+
+
+def test_the_first_halves_choose_the_event_and_the_second_ones_count_it() -> None:
+    """The first halves prefer "above", of which the second ones saw 40 and 12 of 50
+    (and would rather have counted "below")."""
+    ones = [np.repeat([1.0, 0.0], [n, 50 - n]) for n in (48, 40, 0, 12)]
+    present, absent = np.concatenate(ones[:2]), np.concatenate(ones[2:])
+    for delta, confidence in ((0.05, 0.95), (1e-5, 0.99)):
+        tail = (1 - confidence) / 2
+        likely = binomial_limit(40, 50, tail, above=False)
+        unlikely = binomial_limit(12, 50, tail, above=True)
+        found = lower_bound(present, absent, delta, confidence)
+        assert found == pytest.approx(math.log((likely - delta) / unlikely), rel=1e-9)
+
+
 # Mechanisms.
 
 # The noise is the operating system's: a test of a right mechanism may be wrong once in a million.

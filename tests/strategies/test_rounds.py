@@ -282,3 +282,19 @@ def test_the_rows_of_a_report_are_the_accepted_clients_updates() -> None:
     for client, row in zip(report.accepted, report.updates, strict=True):
         expected = (w - trained(w, NODES.index(client))) / 0.125
         np.testing.assert_allclose(row.numpy(), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_the_coordinates_of_rage_are_drawn_by_the_seed_and_the_round() -> None:
+    """Row j alone stands out in coordinate j, so that who is removed tells which was drawn."""
+    updates, weights = torch.eye(12) * 5.0, torch.full((12,), 1 / 12, dtype=torch.float64)
+    for seed in (0, 5):
+        strategy = Rage(1, coordinates=1, seed=seed)
+        found, expected = [], []
+        for server_round in range(1, 15):
+            context = RoundContext(server_round, 0.1, torch.zeros(12))
+            survivors = strategy.aggregate(updates, weights, context).survivors
+            found.append(torch.nonzero(~survivors).flatten().tolist())
+            key = np.random.SeedSequence(seed, spawn_key=(8, server_round, 0))
+            drawn = np.random.Generator(np.random.Philox(key))
+            expected.append(drawn.choice(12, 1, replace=False, shuffle=False).tolist())
+        assert found == expected

@@ -1,0 +1,141 @@
+"""Changes that would leave an algorithm or a figure wrong, each killed by a test that is there."""
+
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import test_attacks
+import test_audit
+import test_clipping_strategies
+import test_evaluation
+import test_learning_rate
+import test_posterior_diagnostics
+import test_posterior_store
+import test_rounds
+import test_training
+import torch
+from mutants import mutated
+
+from blackthorn.attacks import vector_attacks
+from blackthorn.recording import posterior_store
+from blackthorn.reporting import posterior_diagnostics
+from blackthorn.simulation import auditing
+from blackthorn.strategies import (
+    aggregators,
+    clipping,
+    evaluation,
+    learning_rate,
+    local_rule,
+    rounds,
+)
+
+Killer = Callable[[Path], None]
+
+
+def _local_steps(folder: Path) -> None:
+    del folder
+    spec = test_training.SPECS["clipped-with-decay"]
+    test_training.test_clients_train_as_with_an_optimizer("logistic", spec, torch.float64, 1e-12)
+
+
+def _plateau(gained: float, *, decays: bool) -> Killer:
+    check = test_learning_rate.test_on_a_plateau_it_decays_where_the_gain_is_known_and_small
+    return lambda folder: check(gained, decays)  # noqa: ARG005
+
+
+def _gained(folder: Path) -> None:
+    del folder
+    test_evaluation.test_the_server_evaluates_and_the_rate_follows()
+
+
+def _tails(successes: int) -> Killer:
+    check = test_audit.test_clopper_pearson_inverts_the_binomial_tests
+    return lambda folder: check(successes, 10)  # noqa: ARG005
+
+
+def _halves(folder: Path) -> None:
+    del folder
+    test_audit.test_the_first_halves_choose_the_event_and_the_second_ones_count_it()
+
+
+def _baruch(folder: Path) -> None:
+    del folder
+    test_attacks.test_baruch_s_z_is_the_paper_s()
+
+
+def _kept_samples(folder: Path) -> None:
+    test_posterior_store.test_only_thinned_rounds_after_burn_in_that_moved_are_kept(folder)
+
+
+def _split_rhat(folder: Path) -> None:
+    del folder
+    test_posterior_diagnostics.test_a_drift_and_chains_apart_are_seen(41)
+
+
+def _steps_together(folder: Path) -> None:
+    del folder
+    test_clipping_strategies.test_pi_bounds_the_sum_of_its_steps()
+
+
+def _coordinates(folder: Path) -> None:
+    del folder
+    test_rounds.test_the_coordinates_of_rage_are_drawn_by_the_seed_and_the_round()
+
+
+GAINED = "gained < self.threshold"
+SUPPORTERS = "num_clients // 2 + 1 - num_corrupt"
+HALVES = ("values[: len(values) // 2]", "values[len(values) // 2 :]")
+K_LAMBDA = "NormBound(self._local_steps * bound,"
+
+
+@pytest.mark.parametrize(
+    ("module", "old", "new", "killer"),
+    [
+        # Weight decay belongs to the gradient that is clipped.
+        (
+            local_rule,
+            "            gradients.add_(params, alpha=self.weight_decay)\n"
+            "        params.add_(self.rule.on_gradient(gradients), alpha",
+            "            decay = self.weight_decay * params\n"
+            "        params.add_(self.rule.on_gradient(gradients) + decay, alpha",
+            _local_steps,
+        ),
+        # A plateau is where little was gained.
+        (learning_rate, GAINED, "gained > self.threshold", _plateau(0.0, decays=True)),
+        (learning_rate, GAINED, "-gained < self.threshold", _plateau(0.5, decays=False)),
+        (learning_rate, GAINED, "abs(gained) < self.threshold", _plateau(-0.2, decays=True)),
+        (evaluation, "accuracy - before", "before - accuracy", _gained),
+        # An audit's bounds, and the halves of its runs.
+        (auditing, "successes, trials - successes + 1", "successes + 1, trials", _tails(3)),
+        (auditing, "isf(tail, successes + 1", "isf(2 * tail, successes + 1", _tails(3)),
+        (auditing, "if successes else 0.0", "if successes > 3 else 0.0", _tails(3)),
+        (auditing, "tail = (1 - confidence) / 2", "tail = 1 - confidence", _halves),
+        (auditing, "tail)[0] - delta", "tail)[0]", _halves),
+        (auditing, HALVES[1], HALVES[0], _halves),
+        (auditing, HALVES[1], "values", _halves),
+        (auditing, HALVES[0], HALVES[1], _halves),
+        # The clients that "a little is enough" needs on its side.
+        (vector_attacks, SUPPORTERS, "num_clients // 2 - num_corrupt", _baruch),
+        (vector_attacks, SUPPORTERS, "num_clients // 2 + 1", _baruch),
+        # Which θ are samples, and whether their chain has mixed.
+        (posterior_store, "past < 1 or", "past < 0 or", _kept_samples),
+        (posterior_store, "server_round - self._burn_in", "server_round", _kept_samples),
+        (posterior_diagnostics, "rhat(halves", "rhat(values.repeat(2, axis=0)", _split_rhat),
+        (posterior_diagnostics, "draws - draws // 2 :]", "draws // 2 : -1]", _split_rhat),
+        # ‖u_i‖ ≤ K λ.
+        (clipping, K_LAMBDA, "NormBound(bound,", _steps_together),
+        (clipping, K_LAMBDA, "NormBound(self._local_steps**0.5 * bound,", _steps_together),
+        # RAGE's coordinates are drawn afresh in each round, by a stream of their own.
+        (aggregators, "generator=generator,", "generator=np.random.default_rng(0),", _coordinates),
+        (rounds, "Stream.RULE, context.server_round", "Stream.RULE, 1", _coordinates),
+        (rounds, "Stream.RULE, context", "Stream.PARTICIPATION, context", _coordinates),
+        (rounds, "generator_of(stream, self._seed,", "generator_of(stream, 0,", _coordinates),
+    ],
+)
+def test_a_mutation_is_caught(
+    module: ModuleType, old: str, new: str, killer: Killer, tmp_path: Path
+) -> None:
+    """It is the test's own assertion that fails, and not the mutant's code."""
+    with mutated(module, (old, new)), pytest.raises((AssertionError, pytest.fail.Exception)):
+        killer(tmp_path)
