@@ -65,6 +65,8 @@ def one_line(error: ValidationError) -> str:
     first = error.errors()[0]
     if not first["loc"]:
         return str(first["msg"]).removeprefix("Value error, ")
+    if first["type"] == "missing":
+        return f"{kebab(str(first['loc'][0]))} is not set: it has no default"
     message = first["msg"].removeprefix("Input ").removeprefix("Value error, ")
     return f"{first['loc'][0]} = {first['input']!r} is not allowed: {message}"
 

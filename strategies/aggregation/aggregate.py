@@ -21,14 +21,18 @@ class Aggregate:
         weights: float64 [K], what each row counted for. 0 is a row that was left out. For rules
             that are weighted sums of rows these are the coefficients; coordinate-wise rules treat
             all rows alike and give 1/K; `rage` gives the filter's weights w.
-        survivors: bool [K], the rows with a weight above 0.
+        survivors: bool [K], the rows that count; by default those with a weight above 0.
         iterations: passes of the rule's loop; 0 for rules without one.
     """
 
     vector: Tensor
     weights: Tensor
-    survivors: Tensor
+    survivors: Tensor = None  # type: ignore[assignment]
     iterations: int = 0
+
+    def __post_init__(self) -> None:
+        if self.survivors is None:
+            object.__setattr__(self, "survivors", torch.as_tensor(self.weights) > 0)
 
 
 def as_updates(updates: Any) -> Tensor:

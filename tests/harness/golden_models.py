@@ -6,7 +6,9 @@ changed then, which is a commit alone, with its reason in CHANGELOG.md.
 
 import hashlib
 import json
+import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -104,10 +106,12 @@ def needs_data(case: str) -> bool:
     return any(name in case for name in ("mnist", "fashion"))
 
 
-def record(data_dir: str) -> None:
-    """Write RECORD, and print each model's digest, which tells bit for bit on one machine."""
-    found = {}
-    for case in (*OF_RECIPES, *OF_DIGITS):
+def record(cases: Sequence[str]) -> None:
+    """Write the cases' models into RECORD, and print each one's digest, which tells bit for bit on
+    one machine."""
+    data_dir = os.environ.get("BLACKTHORN_DATA_DIR", "")
+    found = json.loads(RECORD.read_text())
+    for case in cases:
         with TemporaryDirectory() as folder:
             model = final_model(case, Path(folder) / "run", data_dir)
         found[case] = fingerprint(model)
@@ -116,4 +120,9 @@ def record(data_dir: str) -> None:
 
 
 if __name__ == "__main__":
-    record(sys.argv[1])
+    all_cases = [*OF_RECIPES, *OF_DIGITS]
+    named = sys.argv[1:] or all_cases
+    unknown = [case for case in named if case not in all_cases]
+    if unknown:
+        sys.exit(f"{unknown[0]} is not a case: {', '.join(all_cases)}")
+    record(named)

@@ -28,6 +28,7 @@ from resumed_runs import (
 from blackthorn.recording import run_states
 from blackthorn.recording.run_folder import read_metrics
 from blackthorn.recording.state_files import FOLDER, read_saved
+from blackthorn.settings.catalogue import ALGORITHMS
 from blackthorn.strategies.reports import RoundReport
 
 INSECURE = {**NOISED, "insecure_seeded_noise": True}
@@ -111,6 +112,11 @@ RUNS: dict[str, dict[str, Any]] = {
     "noise at the clients": {"algorithm": "dp-fedavg", **INSECURE, "noise_location": "client"},
     "private ce-fedavg": {"algorithm": "ce-fedavg", **INSECURE},
 }
+
+
+def test_every_algorithm_is_among_the_runs() -> None:
+    named = {str(options.get("algorithm", "gfedavg")) for options in RUNS.values()}
+    assert named == set(ALGORITHMS)
 
 
 @pytest.mark.parametrize("options", RUNS.values(), ids=RUNS.keys())

@@ -15,6 +15,7 @@ from blackthorn import attacks, strategies
 from blackthorn.attacks.round_config import honest_reply
 from blackthorn.client_app.clientapp import app
 from blackthorn.server_app.build import build_strategy
+from blackthorn.settings.catalogue import ALGORITHMS
 from blackthorn.settings.config import make_config, to_mapping
 from blackthorn.simulation.engine import EngineGrid
 from blackthorn.strategies import (
@@ -307,6 +308,10 @@ def order_of(kind: str) -> tuple[Any, Message, SentRule]:
 def answered(config: Any, message: Message) -> Message:
     node: dict[str, Any] = {"partition-id": 1, "num-partitions": 3}
     return app(message, Context(1, 1001, node, RecordDict(), to_mapping(config)))
+
+
+def test_every_algorithm_is_among_the_configurations() -> None:
+    assert {make_config(each).algorithm for each in CONFIGURATIONS.values()} == set(ALGORITHMS)
 
 
 @pytest.mark.parametrize("kind", CONFIGURATIONS)
