@@ -34,6 +34,8 @@ _NODE_UNAVAILABLE = 5
 # C: its text.
 _EXCEPTION = re.compile(r"\A<class '(?:[^']*\.)?([^'.]+)'>:<'(.*)'>\Z", re.DOTALL)
 
+_IN_SIMULATION = "Exception ClientAppException occurred. Message: "
+
 
 class RejectedReply(ValueError):
     """A reply that does not count; the message is the reason."""
@@ -210,7 +212,8 @@ def content_of(message: Message) -> RecordDict:
             # Flower's own word, by the SuperLink.
             raise RejectedReply("its node is no longer connected")
         told = _EXCEPTION.sub(r"\1: \2", message.error.reason or "").removesuffix(": ")
-        reason = told or "no reason given"
+        # In Flower's simulation a traceback stands before it.
+        reason = told.rpartition(_IN_SIMULATION)[2].strip() or "no reason given"
         raise RejectedReply(f"error {message.error.code}: {reason}")
     if not message.has_content():
         raise RejectedReply("the reply is empty")

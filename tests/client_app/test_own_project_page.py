@@ -1,5 +1,7 @@
 """The project of docs/own-project.md, as it stands there, under every strategy of its table."""
 
+import os
+import subprocess
 import sys
 import types
 from collections.abc import Iterator
@@ -143,6 +145,51 @@ def test_langevin_s_steps_are_the_round_s_optimizer_s(task: Any) -> None:
     result = strategy.start(grid_of(OWN), task.Net(), num_rounds=ROUNDS, timeout=60)
     assert [report.accepted for report in reports] == [[0, 1, 2, 3]] * ROUNDS
     assert accuracy(task, result.arrays.to_torch_state_dict()) > 0.9
+
+
+SIMULATION = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import task
+from client_file import app as client_app
+from flwr.serverapp import ServerApp
+from flwr.simulation import run_simulation
+from blackthorn.strategies import FatClippingPI
+
+app = ServerApp()
+
+@app.main()
+def main(grid, context):
+    reports = []
+    strategy = FatClippingPI(
+        1e6, 8, identity="query", local_rate=0.1, num_clients=2, observers=[reports.append]
+    )
+    strategy.start(grid, task.Net(), num_rounds=2, timeout=120)
+    told = [(report.accepted, round(report.metrics["accuracy"])) for report in reports]
+    print("done:", told)
+
+run_simulation(app, client_app, 2, backend_config={"client_resources": {"num_cpus": 1}})
+"""
+
+
+@pytest.mark.deployment
+def test_it_takes_part_in_flower_s_own_simulation(tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    wrapped = CLIENT.replace(_ADAM, WRAPPED)
+    (tmp_path / "task.py").write_text(TASK)
+    (tmp_path / "client_file.py").write_text(f"from blackthorn.client_app import Round\n{wrapped}")
+    environment = {
+        **os.environ,
+        "FLWR_HOME": str(tmp_path / "home"),
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "PYTHONPATH": str(tmp_path),
+    }
+    command = [sys.executable, "-c", SIMULATION, str(tmp_path)]
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=240, check=False
+    )
+    assert "done: [([0, 1], 1), ([0, 1], 1)]" in done.stdout, done.stderr[-3000:]
 
 
 def test_the_server_s_file_runs(task: Any) -> None:

@@ -94,6 +94,12 @@ def test_an_exception_is_shown_as_python_shows_it(error: Exception, shown: str) 
     assert reason(Message(Error(2, plain), reply_to=order())) == f"error 2: {plain}"
 
 
+def test_of_an_error_in_flower_s_simulation_the_reason_is_shown_without_its_traceback() -> None:
+    raised = "RayTaskError(ClientAppException): ray::ClientAppActor.run()\n  File ...\n"
+    raised += "ClientAppException: \nException ClientAppException occurred. Message: too few\n"
+    assert reason(Message(Error(2, raised), reply_to=order())) == "error 2: too few"
+
+
 def test_an_error_without_a_reason() -> None:
     assert reason(Message(Error(8), reply_to=order())) == "error 8: no reason given"
 
