@@ -14,10 +14,12 @@ import test_posterior_diagnostics
 import test_posterior_store
 import test_rounds
 import test_training
+import test_what_is_evaluated
 import torch
 from mutants import mutated
 
 from blackthorn.attacks import vector_attacks
+from blackthorn.client_app import clientapp, node_data
 from blackthorn.recording import posterior_store
 from blackthorn.reporting import posterior_diagnostics
 from blackthorn.simulation import auditing
@@ -29,6 +31,7 @@ from blackthorn.strategies import (
     local_rule,
     rounds,
 )
+from blackthorn.tasks import datasets, labelled, shakespeare
 
 Killer = Callable[[Path], None]
 
@@ -89,6 +92,27 @@ HALVES = ("values[: len(values) // 2]", "values[len(values) // 2 :]")
 K_LAMBDA = "NormBound(self._local_steps * bound,"
 
 
+def _digits(folder: Path) -> None:
+    # They are kept in the process once they have been read.
+    datasets._load_digits.cache_clear()
+    try:
+        test_what_is_evaluated.test_digits_are_evaluated_on_every_fifth_of_a_class(folder)
+    finally:
+        datasets._load_digits.cache_clear()
+
+
+def _idx_files(folder: Path) -> None:
+    test_what_is_evaluated.test_idx_files_are_evaluated_on_t10k("mnist", folder)
+
+
+def _shakespeare(folder: Path) -> None:
+    test_what_is_evaluated.test_shakespeare_is_evaluated_on_the_folder_test(folder)
+
+
+def _own_data(folder: Path) -> None:
+    test_what_is_evaluated.test_a_node_is_evaluated_on_a_fifth_that_it_never_trains_on(folder)
+
+
 @pytest.mark.parametrize(
     ("module", "old", "new", "killer"),
     [
@@ -131,6 +155,16 @@ K_LAMBDA = "NormBound(self._local_steps * bound,"
         (rounds, "Stream.RULE, context.server_round", "Stream.RULE, 1", _coordinates),
         (rounds, "Stream.RULE, context", "Stream.PARTICIPATION, context", _coordinates),
         (rounds, "generator_of(stream, self._seed,", "generator_of(stream, 0,", _coordinates),
+        # What is evaluated on is the test set, and nobody trains on it.
+        (labelled, "params, self.test, self", "params, self.train, self", _digits),
+        (labelled, "params, self.test, self", "params, self.train, self", _idx_files),
+        (labelled, "params, self.test, self", "params, self.train, self", _shakespeare),
+        (datasets, "(train), examples.select(test)", "(train), examples.select(train)", _digits),
+        (datasets, "(labels == label)[2::5]", "(labels == label)[::5]", _digits),
+        (datasets, "in (True, False)", "in (True, True)", _idx_files),
+        (shakespeare, '_read_split(root / "test")', '_read_split(root / "train")', _shakespeare),
+        (clientapp, "params, client.held_out)", "params, client.shard.examples)", _own_data),
+        (node_data, "ExampleShard(training)", "ExampleShard(examples)", _own_data),
     ],
 )
 def test_a_mutation_is_caught(
