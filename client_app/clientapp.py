@@ -185,7 +185,8 @@ def evaluate_held_out(message: Message, context: Context) -> Message:
         raise ValueError("this node has no held-out examples to evaluate on")
     model = client.problem.model
     params = asked_start(read_model(message), model)
-    return evaluate_reply(message, len(client.held_out), evaluate(model, params, client.held_out))
+    metrics = evaluate(model.forgetting(), params, client.held_out)
+    return evaluate_reply(message, len(client.held_out), metrics)
 
 
 def main() -> None:

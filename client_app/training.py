@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import torch
@@ -101,7 +101,7 @@ def train_clients(
 
     chunks = list(_chunks(order, chunk_size, model, shards, spec))
     # Only LocalSGD is known to keep nothing between its steps. A GPU is busy with one chunk.
-    if isinstance(spec, LocalSGD) and model.device.type == "cpu":
+    if _is_sgd(spec) and model.device.type == "cpu":
         _in_threads(train, model, chunks)
     else:
         for chunk in chunks:
@@ -166,6 +166,11 @@ def _chunks(
         yield chunk
 
 
+def _is_sgd(spec: LocalSteps) -> TypeGuard[LocalSGD]:
+    """Whether the steps are SGD's: not where a subclass may make others."""
+    return type(spec) is LocalSGD
+
+
 def _rows(shard: Shard, spec: LocalSteps) -> int:
     return min(spec.batch_size or shard.num_examples, shard.num_examples)
 
@@ -187,8 +192,7 @@ def _train_chunk(
         (x.to(device), y.to(device), weights.to(device))
         for x, y, weights in _batches(shards, spec, generators, clients, params.dtype)
     )
-    plain = isinstance(spec, LocalSGD) and not spec.rule.changes_gradients
-    if whole and start.ndim == 1 and plain and isinstance(spec, LocalSGD):
+    if whole and start.ndim == 1 and _is_sgd(spec) and not spec.rule.changes_gradients:
         batch = next(batches)
         out = params if device.type == "cpu" else torch.empty_like(params, device=device)
         total = model.descent(

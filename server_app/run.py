@@ -325,7 +325,7 @@ def server_evaluation(problem: Problem) -> EvaluateFn | None:
         del server_round
         state = {name: torch.from_numpy(decode(array)) for name, array in arrays.items()}
         params = problem.model.flatten(state)
-        return MetricRecord(dict(problem.task.evaluate(problem.model, params)))
+        return MetricRecord(dict(problem.task.evaluate(problem.model.forgetting(), params)))
 
     return evaluate
 

@@ -1,6 +1,7 @@
 """Local training against plain loops of torch.nn and torch.optim.SGD, one client at a time."""
 
 import copy
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -275,6 +276,27 @@ def test_convolutions_in_threads_are_those_of_one_client_after_the_other() -> No
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
     assert not torch.allclose(found[0][0][0], start)
+
+
+@pytest.mark.parametrize("name", ["logistic", "mlp-5-4", "cnn"])
+@pytest.mark.parametrize("batch_size", [0, 8, 100])
+def test_steps_of_a_subclass_are_made_in_every_batch(name: str, batch_size: int) -> None:
+    """A batch of all examples has a closed form, which is SGD's alone."""
+    moved: list[int] = []
+
+    class Signs(LocalSGD):
+        def move(
+            self, params: Tensor, gradients: Tensor, step: int, clients: Sequence[int]
+        ) -> None:
+            del step
+            moved.extend(clients)
+            params.add_(gradients.sign(), alpha=-self.learning_rate)
+
+    _, model, start, shards = federation(name, torch.float64)
+    trained, _ = train_clients(model, start, shards, Signs(1, batch_size, 0.25), generators())
+    assert sorted(moved) == list(range(len(shards)))
+    steps = (trained - start).abs()
+    torch.testing.assert_close(steps, 0.25 * (steps > 0).double())
 
 
 def test_the_device_is_the_gpu_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -92,3 +92,41 @@ def test_its_statistics_are_not_averaged_under_a_claim(own: str, tmp_path: Path)
     prepare(configuration(tmp_path / "run", **options(own, **private, statistics="server")))
     without = own.replace(":build", ":without_norm")
     prepare(configuration(tmp_path / "run", **options(without, **private)))
+
+
+COUNTING = """
+from pathlib import Path
+
+import torch
+from torch import nn
+
+class Counting(nn.Module):
+    batching = "loop"
+
+    def __init__(self, classes):
+        super().__init__()
+        self.head, self.calls = nn.Linear(64, classes), 0
+
+    def forward(self, x):
+        self.calls += 1
+        if torch.is_grad_enabled():
+            with Path("calls").open("a") as calls:
+                calls.write(f"{self.calls} ")
+        return self.head(x.flatten(1))
+
+def build(input_shape, num_classes):
+    return Counting(num_classes)
+"""
+
+
+def test_training_remembers_no_evaluation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under a claim a client trains a copy of the module as it was loaded, as on a node."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "net.py").write_text(COUNTING)
+    private = {**PRIVATE, "algorithm": "dp-fedavg", "local-steps": 1}
+    run(tmp_path / "run", **options("net.py:build", **private, **{"num-server-rounds": 3}))
+    # The first is the look at its shapes, where it is loaded.
+    loaded, *trained = (tmp_path / "calls").read_text().split()
+    assert loaded == "1"
+    assert len(trained) >= 3
+    assert set(trained) == {"2"}
