@@ -11,7 +11,13 @@ from blackthorn import attacks
 from blackthorn.recording.privacy import local_rate_of, participation_of, privacy_plan
 from blackthorn.settings.config import ConfigError, RunConfig
 from blackthorn.settings.derived import contraction_of, expected_cohort
-from blackthorn.settings.own_code import OWN_CODE_KEYS, guarded_function, is_own_code, own_function
+from blackthorn.settings.own_code import (
+    OWN_CODE_KEYS,
+    guarded_function,
+    in_one_line,
+    is_own_code,
+    own_function,
+)
 from blackthorn.settings.privacy_checks import is_noised
 from blackthorn.settings.robustness_checks import rule_of, unprotected
 from blackthorn.strategies import (
@@ -35,6 +41,7 @@ from blackthorn.strategies.aggregators import (
 )
 from blackthorn.strategies.algorithms import (
     algorithm_class,
+    build_own,
     check_own_algorithm,
     check_own_mechanism,
     check_training,
@@ -79,10 +86,11 @@ def check_halves(
     try:
         strategy = build_strategy(config, plan=plan, ledger=ledger)
         start = problem.model.flatten(problem.state())
-        rule = strategy.local_rule(RoundContext(1, config.local_lr, start))
-        check_training(config, rule)
-        asked = rule.sent
-        own = strategy.configured_rule(config, config.local_lr, asked).sent
+        with in_one_line(config.algorithm):
+            rule = strategy.local_rule(RoundContext(1, config.local_lr, start))
+            check_training(config, rule)
+            asked = rule.sent
+            own = strategy.configured_rule(config, config.local_lr, asked).sent
     except ValueError as error:
         raise ConfigError(f"algorithm = {config.algorithm} is not allowed: {error}") from error
     if asked != own:
@@ -121,14 +129,20 @@ def _built(
         options["aggregator"] = aggregator
     if plan is None and is_noised(config):
         plan = privacy_plan(config)
+    own = is_own_code(config.algorithm)
+    build = build_own if own else _build_published
     if plan is None:
-        return algorithm_class(config).build(config, options)
+        return build(config, options)
     del options["participation"]  # the plan's
     private = PrivateOptions(**options, privacy=plan, ledger=ledger)
-    strategy = algorithm_class(config).build(config, private)
-    if is_own_code(config.algorithm) and plan.claim:
+    strategy = build(config, private)
+    if own and plan.claim:
         check_own_mechanism(strategy, plan, options, ledger)
     return strategy
+
+
+def _build_published(config: RunConfig, options: StrategyOptions) -> FederatedStrategy:
+    return algorithm_class(config).build(config, options)
 
 
 def server_rule(config: RunConfig) -> attacks.RuleAt:

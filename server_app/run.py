@@ -59,7 +59,7 @@ from blackthorn.server_app.useless_noise import useless_noise
 from blackthorn.settings.config import ConfigError, RunConfig
 from blackthorn.settings.derived import expected_cohort
 from blackthorn.settings.key_facts import unused_settings
-from blackthorn.settings.own_code import is_own_code
+from blackthorn.settings.own_code import OwnCodeFailed, is_own_code
 from blackthorn.settings.privacy_checks import (
     claims_privacy,
     claims_sample_privacy,
@@ -259,6 +259,8 @@ def _federate(
         )
     except OwnAttackFailed as error:
         raise RunFailed(f"attack: {error}") from error
+    except OwnCodeFailed as error:
+        raise RunFailed(str(error)) from error
     if folder.rounds_skipped == config.num_server_rounds:
         raise RunFailed(f"no round changed the model; the last one: {folder.last_skip}")
     folder.set_output(strategy.output_round, _final_metrics(prepared, result.arrays))

@@ -6,7 +6,8 @@ import re
 import shutil
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import lru_cache, wraps
 from pathlib import Path
 from types import FunctionType, ModuleType
@@ -54,22 +55,42 @@ def guarded_function(name: str) -> Callable[..., Any]:
     return guarded
 
 
-def guard(function: Any, name: str) -> Any:
-    """A function or class method out of FILE.py:NAME whose exceptions of whatever kind are
-    ValueErrors of one line; what is neither stays as it is."""
+class OwnCodeFailed(ValueError):
+    """Code of the user's own has raised, or given what it may not; the message is one line."""
+
+
+@contextmanager
+def in_one_line(name: str) -> Iterator[None]:
+    """Exceptions of whatever kind, out of FILE.py:NAME or because of what it gave, become
+    OwnCodeFailed; a ValueError keeps its reason, the user's own, and a kind of it its kind.
+    """
+    try:
+        yield
+    except ValueError as error:
+        if type(error) is not ValueError:
+            raise
+        raise OwnCodeFailed(str(error)) from error
+    except Exception as error:
+        raise OwnCodeFailed(failure(name, error)) from error
+
+
+def guard(function: Any, name: str, gives: type | None = None) -> Any:
+    """A function or class method out of FILE.py:NAME whose exceptions are as by `in_one_line`, and
+    which may only give what is of the kind `gives`; what is neither stays as it is."""
     if isinstance(function, classmethod):
-        return classmethod(guard(function.__func__, name))
+        return classmethod(guard(function.__func__, name, gives))
     if not isinstance(function, FunctionType):
         return function
 
     @wraps(function)
     def guarded(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return function(*args, **kwargs)
-        except ValueError:
-            raise  # with a reason that is the user's own
-        except Exception as error:
-            raise ValueError(failure(name, error)) from error
+        with in_one_line(name):
+            given = function(*args, **kwargs)
+            if gives is not None and not isinstance(given, gives):
+                raise OwnCodeFailed(
+                    f"{name}: {function.__name__} gave {type(given).__name__}, not {gives.__name__}"
+                )
+            return given
 
     return guarded
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from blackthorn.client_app.clientapp import train_as_configured, trained_norms
 from blackthorn.client_app.configured_rule import check_rule
-from blackthorn.client_app.disclosure import disclosed
+from blackthorn.client_app.disclosure import disclosed, told_problem
 from blackthorn.client_app.dp_sgd import sample_epsilon, train_clients_privately
 from blackthorn.client_app.messages import (
     RoundRequest,
@@ -27,6 +27,7 @@ from blackthorn.client_app.private_update import noised_models
 from blackthorn.client_app.training import training_device
 from blackthorn.flower_port.synchronous import SynchronousGrid
 from blackthorn.settings.config import RunConfig
+from blackthorn.settings.own_code import in_one_line, is_own_code
 from blackthorn.simulation.memory import keep_freed_memory, set_imports_aside
 from blackthorn.strategies.array_codec import HeldArray
 from blackthorn.strategies.local_rule import LocalRule
@@ -99,7 +100,17 @@ class EngineGrid(SynchronousGrid):
         return disclosed(self.config, reply)
 
     def _train_cohort(self, messages: Sequence[Message]) -> list[Message]:
-        return train_together([self], [messages])[0]
+        name = self.config.algorithm
+        if not is_own_code(name):
+            return train_together([self], [messages])[0]
+        try:
+            with in_one_line(name):
+                return train_together([self], [messages])[0]
+        except ValueError as failed:
+            # As from clients whose ClientApp raises: the rule is the user's own.
+            reason = told_problem(self.config, str(failed))
+            error = Error(_CLIENT_APP_RAISED, reason)
+            return [Message(error, reply_to=message) for message in messages]
 
     def cohort(self, messages: Sequence[Message]) -> "Cohort":
         """What the train `messages` of one round ask for."""

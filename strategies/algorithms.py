@@ -3,22 +3,35 @@ class of the user's own, FILE.py:NAME, before anybody is contacted."""
 
 from collections.abc import Iterable
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, wraps
 from pathlib import Path
 from typing import Any
+
+from torch import Tensor
 
 from blackthorn.settings.algorithm_checks import check_algorithm
 from blackthorn.settings.catalogue import ALGORITHMS, Facts, facts_of, load
 from blackthorn.settings.config import RunConfig
 from blackthorn.settings.keys import Keys
-from blackthorn.settings.own_code import OWN_MODULE, guard, is_own_code, own_function
+from blackthorn.settings.own_code import (
+    OwnCodeFailed,
+    guard,
+    in_one_line,
+    is_own_code,
+    own_function,
+)
 from blackthorn.settings.privacy_checks import OR_NO_CLAIM, claims_privacy, is_noised
 
-from .base import FederatedStrategy, StrategyOptions
+from .aggregation import Aggregate
+from .base import FederatedStrategy
+from .bounding import NormBound
 from .ledger_file import behind_links
 from .local_rule import LocalRule
+from .options import StrategyOptions
+from .participation import CohortPlan
 from .privacy_plan import PrivacyPlan
 from .private_averaging import PrivateAveraging
+from .rounds import RoundContext
 
 # What an own class that claims privacy may have: all else is the mechanism's.
 _OUTSIDE_THE_MECHANISM = {"Options", "build", "facts", "on_aggregate", "summary", "__init__"}
@@ -29,6 +42,20 @@ _OF_EVERY_CLASS = {
     "__init_subclass__",
     "__orig_bases__",
     "__parameters__",
+}
+# What hooks give: anything else would end a run far from where it came from.
+_GIVES: dict[str, type] = {
+    "build": FederatedStrategy,
+    "draw_cohort": CohortPlan,
+    "local_rule": LocalRule,
+    "configured_rule": LocalRule,
+    "norm_bound": NormBound,
+    "bound": Tensor,
+    "combine": Aggregate,
+    "aggregate": Aggregate,
+    "on_aggregate": Tensor,
+    "rounds_allowed": int,
+    "own_values": dict,
 }
 _SETTABLE = ("clip_norm", "mean_only", "own_steps", "samples_posterior", "participation", "leaves")
 
@@ -93,9 +120,24 @@ def check_own_algorithm(config: RunConfig) -> None:
     """Raises ValueError, one line, where the run's keys do not go with what the class of an own
     algorithm says of itself and, under a claim of privacy, where it touches the mechanism."""
     found = algorithm_class(config)
-    found.option_values(config)
     if not is_own_code(config.algorithm):
+        found.option_values(config)
         return
+    with in_one_line(config.algorithm):
+        found.option_values(config)
+        _check_own(config, found)
+
+
+def build_own(config: RunConfig, options: StrategyOptions) -> FederatedStrategy:
+    """What the class of an own algorithm builds. Raises ValueError, one line, where it cannot."""
+    with in_one_line(config.algorithm):
+        built = algorithm_class(config).build(config, options)
+    if not hasattr(built, "rounds_begun"):
+        raise ValueError("its constructor has not called that of FederatedStrategy")
+    return built
+
+
+def _check_own(config: RunConfig, found: type[FederatedStrategy]) -> None:
     facts = _own_facts(found)
     _check_named(config, found)
     private = issubclass(found, PrivateAveraging)
@@ -179,7 +221,20 @@ def _names_of(base: type) -> set[str]:
 
 
 def _is_own(one: type) -> bool:
-    return one.__module__.startswith(OWN_MODULE)
+    """Whether the user wrote it, in the file that is named or in a module beside it."""
+    return one.__module__.partition(".")[0] not in ("blackthorn", "flwr", "abc", "builtins")
+
+
+def _in_its_shape(bound: Any, name: str) -> Any:
+    @wraps(bound)
+    def checked(self: FederatedStrategy, updates: Tensor, context: RoundContext) -> Any:
+        bounded = bound(self, updates, context)
+        if bounded.shape != updates.shape:
+            shapes = [*updates.shape], [*bounded.shape]
+            raise OwnCodeFailed(f"{name}: bound gave the shape {shapes[1]}, not {shapes[0]}")
+        return bounded
+
+    return checked
 
 
 @lru_cache
@@ -191,5 +246,6 @@ def _own_class(name: str) -> type[FederatedStrategy]:
     for one in filter(_is_own, found.__mro__):
         for key, method in list(vars(one).items()):
             if key == "__init__" or (hasattr(FederatedStrategy, key) and not key.startswith("__")):
-                setattr(one, key, guard(method, name))
+                guarded = guard(method, name, _GIVES.get(key))
+                setattr(one, key, _in_its_shape(guarded, name) if key == "bound" else guarded)
     return found

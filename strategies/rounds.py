@@ -324,8 +324,11 @@ def _update_model(
         aggregate = hooks.combine(screened.updates, weights, context)
         combined = time.monotonic()
         vector = hooks.on_aggregate(aggregate.vector, context.local_lr)
-        if vector.shape != aggregate.vector.shape:
-            raise ValueError(f"the server's step has the shape {list(vector.shape)}")
+        if vector.shape != context.model.shape:
+            raise ValueError(
+                f"the server's step has the shape {list(vector.shape)}, not that of the model, "
+                f"{list(context.model.shape)}"
+            )
         model.step(step, vector, context.local_lr)
     except ValueError as error:
         report.skipped = f"the updates cannot be aggregated: {error}"
