@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 # In a SuperNode's log, before the code and the words with which a call to the server has failed.
 FAILED_CALL = "blackthorn: the server said "
+# In a SuperNode's log, before what is wrong with this machine's clock.
+CLOCK = "blackthorn: this machine's clock is "
 POLL_VARIABLE = "BLACKTHORN_POLL_SECONDS"
 STANDARD_ENTRIES = {
     "flower-superlink": "flwr.superlink.cli:flower_superlink",
@@ -120,12 +122,33 @@ def _tell_failures() -> None:
     module["make_simple_grpc_retry_invoker"] = make_telling
 
 
+def _tell_clock() -> None:
+    """What the guard says of a clock that is ahead is a line, once: Flower looks at no head."""
+    from .guard.clocks import AHEAD_HEADER, SET_IT
+
+    name = "flwr.client.grpc_rere_client.node_auth_client_interceptor"
+    interceptor = vars(importlib.import_module(name))["NodeAuthClientInterceptor"]
+    intercept = interceptor.intercept_unary_unary
+    told: list[str] = []
+
+    def intercept_and_tell(*call: Any) -> Any:
+        answer = intercept(*call)
+        ahead = dict(answer.initial_metadata() or ()).get(AHEAD_HEADER)
+        if ahead and not told:
+            told.append(ahead)
+            print(f"{CLOCK}{ahead} s ahead of the server's: {SET_IT}", file=sys.stderr, flush=True)
+        return answer
+
+    interceptor.intercept_unary_unary = intercept_and_tell
+
+
 def supernode() -> None:
     """`flower-supernode` that looks for messages and replies every BLACKTHORN_POLL_SECONDS."""
     _cap_sleeps("flwr.supernode.start_client_internal")
     _cap_first_backoff()
     _retry_soon()
     _tell_failures()
+    _tell_clock()
     resolve_name(STANDARD_ENTRIES["flower-supernode"])()
 
 

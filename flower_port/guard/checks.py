@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from .clocks import by_our_clock
 from .limits import Limits
 
 SUPERLINK = 1
@@ -193,6 +194,7 @@ class Node:
             raise Refused("shape", f"{len(request.messages_list)} answers at once, allowed is 1")
         message, tree = request.messages_list[0], request.message_object_trees[0]
         metadata = message.metadata
+        by_our_clock(metadata)
         self._check_source(metadata)
         self._check_words(message, request.clientapp_runtime_list)
         if metadata.message_id != tree.object_id:

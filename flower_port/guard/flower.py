@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 import grpc
 
 from ..versions import NotThisFlower, check_grpc
+from . import clocks
 from .limits import Limits
 from .object_trees import hear_all
 
@@ -162,6 +163,7 @@ def guarded(
         state = FlowerState(servicer.state_factory, servicer.objectstore_factory)
         state.forget_who_is_there()
         hear_all()
+        clocks.take_clocks_ahead()
         interceptors = _around(gate(state), rest.get("interceptors"))
         server = _fleet_server(limits, server_address, rest.get("certificates"), interceptors)
         add(servicer, server)
@@ -208,12 +210,16 @@ def signed(
     try:
         handler.unary_unary(b"", _Refusing())
     except _Refused as refused:
-        return _CLOCK if "timestamp" in str(refused) else _UNSIGNED
+        if "timestamp" in str(refused):
+            return WrongClock(clocks.refusal(clocks.seconds_ahead(signed_time(details))))
     return _UNSIGNED
 
 
 _UNSIGNED = "a signature that is not the key's"
-_CLOCK = "a clock that differs from the server's by more than five minutes: set it"
+
+
+class WrongClock(str):
+    """Why a signature is not taken that is the key's own: its owner's clock is too far off."""
 
 
 class _Refused(Exception):
@@ -246,6 +252,13 @@ def public_key(details: grpc.HandlerCallDetails) -> bytes:
     from flwr.common.constant import PUBLIC_KEY_HEADER
 
     return _header(details.invocation_metadata, PUBLIC_KEY_HEADER)
+
+
+def signed_time(details: grpc.HandlerCallDetails) -> bytes:
+    """When the request says it was signed."""
+    from flwr.common.constant import TIMESTAMP_HEADER
+
+    return _header(details.invocation_metadata, TIMESTAMP_HEADER)
 
 
 def task_token(metadata: Any) -> str:

@@ -7,6 +7,7 @@ request that is not whole in time is cancelled.
 """
 
 import concurrent.futures
+import logging
 import threading
 import time
 from collections import defaultdict
@@ -17,7 +18,8 @@ from typing import Any, NoReturn
 import grpc
 from google.protobuf.message import DecodeError
 
-from . import flower
+from ..superlink_store import NEWS
+from . import clocks, flower
 from .checks import Node, Refused, Sizes
 from .connections import Connections
 from .deadlines import Deadlines
@@ -36,6 +38,8 @@ _TAKING = "PullObject", "ConfirmMessageReceived"
 # What a key that is not registered may ask: to be.
 _INTRODUCTION = "RegisterNode"
 
+logger = logging.getLogger("flwr")
+
 Serve = Callable[[Iterator[bytes], grpc.ServicerContext], Any]
 
 
@@ -50,6 +54,8 @@ class _Key:
     node: Node
     # Whether it has asked this SuperLink for messages.
     heard: bool = False
+    # Whether the operator was told that its clock is ahead.
+    clock_told: bool = False
     under_way: int = 0
     # Requests that may be made at once (a bucket that is filled by so many a second).
     budget: float = 0.0
@@ -105,8 +111,9 @@ class Gate(grpc.ServerInterceptor):
             return self._stranger(method, key, continuation, details)
         handler = flower.signed(continuation, details)
         if isinstance(handler, str):
-            # Anybody may know a public key: this says nothing about its owner.
-            return self._refuse_stranger(handler)
+            # Anybody may know a public key: most of it says nothing about its owner.
+            owned = isinstance(handler, flower.WrongClock)
+            return self._refuse_stranger(handler, key if owned else b"")
         if barred:
             return self._refuse_barred(key, known, barred)
         with self._lock:
@@ -119,6 +126,7 @@ class Gate(grpc.ServerInterceptor):
                 self._done(known)
                 return None
             self._connections.spoke(context.peer(), key)
+            self._note_clock(key, known, clocks.seconds_ahead(flower.signed_time(details)), context)
             return self._serve_key(method, key, known, handler, requests, context)
 
         return _handler(serve, handler.response_serializer)
@@ -155,6 +163,18 @@ class Gate(grpc.ServerInterceptor):
         response = self._answer(method, key, known.node.node_id, handler, request, context)
         known.node.after(method, request, response)
         return response
+
+    def _note_clock(
+        self, key: bytes, known: _Key, ahead: float, context: grpc.ServicerContext
+    ) -> None:
+        """Tell the client, in the head of its answer, and the operator, once."""
+        if ahead < clocks.NOTED_SECONDS:
+            return
+        context.send_initial_metadata(((clocks.AHEAD_HEADER, f"{ahead:.0f}"),))
+        if not known.clock_told:
+            known.clock_told = True
+            what = f"the clock of {self._records.name(key)} is {ahead:.0f} s ahead of the server's"
+            logger.warning("%s%s: its operator should %s", NEWS, what, clocks.SET_IT)
 
     def _hear(self, known: _Key, context: grpc.ServicerContext) -> None:
         """After a restart its next heartbeat may be half a minute away."""
@@ -330,21 +350,25 @@ class Gate(grpc.ServerInterceptor):
         self._records.refuse("requests at a time", what)
         return self._refusal(grpc.StatusCode.UNAVAILABLE, what)
 
-    def _refuse_stranger(self, what: str) -> grpc.RpcMethodHandler:
+    def _refuse_stranger(self, what: str, owner: bytes = b"") -> grpc.RpcMethodHandler:
         def serve(_requests: Iterator[bytes], context: grpc.ServicerContext) -> Any:
-            self._turn_away(context, what)
+            self._turn_away(context, what, owner)
 
         return _handler(serve, None, self._refusing_threads)
 
-    def _turn_away(self, context: grpc.ServicerContext, what: str) -> NoReturn:
-        """End a request without a registered key, and the connection after some of them."""
+    def _turn_away(self, context: grpc.ServicerContext, what: str, owner: bytes = b"") -> NoReturn:
+        """End a request without a registered key's signature, and the connection after some of
+        them; `owner` is the key whose clock alone is wrong."""
         peer = context.peer()
         with self._lock:
             if len(self._refusals) > 10_000:
                 self._refusals.clear()
             self._refusals[peer] += 1
             often = self._refusals[peer] >= _REFUSALS_A_CONNECTION
-        self._records.refuse("unauthenticated", what)
+        if owner:
+            self._records.refuse("clock", what, owner)
+        else:
+            self._records.refuse("unauthenticated", what)
         if often:
             self._connections.cut(peer)
         _abort(context, grpc.StatusCode.UNAUTHENTICATED, what)

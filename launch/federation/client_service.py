@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from blackthorn.flower_port.programs import FAILED_CALL
+from blackthorn.flower_port.programs import CLOCK, FAILED_CALL
 from blackthorn.launch.federation.addresses import LOOPBACK, free_loopback_ports
 from blackthorn.launch.processes.supervisor import Program, describe_exit
 
@@ -157,6 +157,8 @@ class Watch:
             say(f"connected to {self._settings.server} as node {found.group(1)}")
         elif found := _FAILED.search(line):
             self._failed(*found.groups())
+        elif CLOCK in line:
+            say(line[line.index(CLOCK) :].partition(": ")[2])
         elif "successfully" in line and self._code != "UNAUTHENTICATED":
             self._code = ""
         elif "Connection successful after" in line and self._away:

@@ -1,22 +1,18 @@
 """The guard in front of Flower's real Fleet API: what a rogue with one key, or none, can do."""
 
 import resource
-import sys
 import threading
 import time
 from collections.abc import Iterator
-from datetime import timedelta
 from pathlib import Path
 
 import grpc
 import pytest
 from fleet_server import MEMORY, Fleet, fleet
-from flwr.client.grpc_rere_client.node_auth_client_interceptor import NodeAuthClientInterceptor
 from flwr.proto import fleet_pb2, message_pb2
 from flwr.proto.fleet_pb2_grpc import FleetStub
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
 from flwr.proto.node_pb2 import Node
-from flwr.supercore import date
 from process_watch import until
 from sqlalchemy.exc import OperationalError
 
@@ -271,18 +267,6 @@ def test_a_stranger_is_told_that_its_key_is_not_registered(guarded: Fleet) -> No
         guarded.activate(guarded.stranger())
     assert caught.value.code() == grpc.StatusCode.UNAUTHENTICATED
     assert caught.value.details() == "a key that is not registered"
-
-
-def test_a_client_whose_clock_is_wrong_is_told_so(
-    guarded: Fleet, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    peer = guarded.node()
-    signing = sys.modules[NodeAuthClientInterceptor.__module__]
-    monkeypatch.setattr(signing, "now", lambda: date.now() + timedelta(hours=1))
-    with peer.stub() as stub, pytest.raises(grpc.RpcError) as caught:
-        _beat(stub, peer)
-    assert caught.value.code() == grpc.StatusCode.UNAUTHENTICATED
-    assert "a clock that differs from the server's" in caught.value.details()
 
 
 def test_a_database_that_is_busy_makes_nobody_give_up(

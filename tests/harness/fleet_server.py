@@ -124,12 +124,20 @@ class Fleet:
         return message
 
     def answer(
-        self, peer: Peer, num_parameters: int = 1000, content: RecordDict | None = None
+        self,
+        peer: Peer,
+        num_parameters: int = 1000,
+        content: RecordDict | None = None,
+        ahead: float = 0.0,
     ) -> None:
-        """The node pulls a message, answers it as a SuperNode would, and uploads the answer."""
+        """The node, whose clock is `ahead` by seconds, pulls a message, answers it as a SuperNode
+        would, and uploads the answer."""
         with peer.stub() as stub:
             order = message_from_proto(self.pull(peer, stub))
             head, tree, objects = answer_to(order, num_parameters, content)
+            # Its maker has what is left of the message's time, by the clock that dates it.
+            head.metadata.created_at += ahead
+            head.metadata.ttl -= ahead
             node = NodeProto(node_id=peer.node_id)
             request = fleet_pb2.PushMessagesRequest(
                 node=node, messages_list=[head], message_object_trees=[tree]
