@@ -97,8 +97,13 @@ def rounds_of(
 def noise_generator(seed: int, server_round: int, client_id: int) -> np.random.Generator:
     """Generator of a client's own noise: from the operating system's entropy for seed -1."""
     if seed < 0:
-        return np.random.Generator(np.random.Philox())
+        return system_generator()
     return generator_of(Stream.LANGEVIN, seed, server_round, client_id)
+
+
+def system_generator() -> np.random.Generator:
+    """A generator from the operating system's entropy, of noise for which no privacy is claimed."""
+    return np.random.Generator(np.random.Philox())
 
 
 def _randomness(config: RunConfig, server_round: int, client: int) -> Randomness:

@@ -45,6 +45,7 @@ from blackthorn.wire import (
 from .disclosure import Level, PublicRefusal, withheld
 from .messages import read_round
 from .optimizers import RuleOptimizer, clip_before_steps, trained_by_the_rule
+from .private_update import system_generator
 
 logger = logging.getLogger("blackthorn")
 
@@ -126,7 +127,7 @@ class Round:
         """
         self._enter_loop()
         parameters = trained_by_the_rule(model, self._layout.trainable, self.rule)
-        drawn = generator or np.random.Generator(np.random.Philox())
+        drawn = generator or system_generator()
         steps = RuleOptimizer.steps_of(
             self.rule, self.local_lr, weight_decay, lambda _: self._told(drawn)
         )
@@ -253,7 +254,7 @@ class Round:
             self.server_round,
             self._request.told,
             self._request.memory,
-            lambda: generator or np.random.Generator(np.random.Philox()),
+            lambda: generator or system_generator(),
             SystemRandomness,
         )
 
