@@ -35,7 +35,9 @@ from blackthorn.strategies import (
 )
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "own-project.md"
-TASK, CLIENT, SERVER, WRAPPED, OWN = (block.text for block in blocks_of(PAGE, "own-project.md"))
+TASK, CLIENT, SERVER, *_LINES = (block.text for block in blocks_of(PAGE, "own-project.md"))
+# The lines that go into `fit`.
+WRAPPED, OWN = (f"    {line}" for line in _LINES)
 CLIENTS, ROUNDS, STEPS = 4, 5, 8
 _ADAM = "    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)\n"
 
