@@ -21,7 +21,7 @@ from blackthorn.experiments.gaussian_chain import (
 )
 from blackthorn.experiments.study import Cell, Context, Scale, Value
 from blackthorn.reporting.posterior_diagnostics import gaussian_distance
-from blackthorn.strategies.fed_langevin import step_size
+from blackthorn.strategies.learning_rate import step_size
 from blackthorn.tasks.bayes_linear import heterogeneous_clients
 
 # Bayesian linear regression in three dimensions, ten clients of about 20 examples.
@@ -44,6 +44,7 @@ HETEROGENEITIES = (0.0, 0.25, 0.5, 1.0, 2.0)
 DRAWS = (1, 2, 3, 5, 7, 10)
 TINY = 1e-5  # of 1/(2L): where the limit η → 0 is read off
 LOCAL_STEPS = 10
+STEPS_OF_A_ROUND = range(1, LOCAL_STEPS + 1)
 ROUNDED = 1e-6
 
 
@@ -171,7 +172,7 @@ def by_rounds(settings: Mapping[str, Any], context: Context) -> Value:
     curves: dict[str, list[float]] = {"decaying": [], "fixed": [], "eta": []}
     fixed = chain(of, [first] * LOCAL_STEPS, 0.0, full(of.p))
     for t in range(settings["rounds"]):
-        etas = [step_size(first, of.convexity, t * LOCAL_STEPS + k) for k in range(LOCAL_STEPS)]
+        etas = [step_size(first, of.convexity, t * LOCAL_STEPS + k) for k in STEPS_OF_A_ROUND]
         rounds = {"decaying": chain(of, etas, 0.0, full(of.p)), "fixed": fixed}
         for name, own in rounds.items():
             states[name] = after_round(own, *states[name])

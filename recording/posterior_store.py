@@ -130,7 +130,7 @@ class PosteriorRecorder:
             return
         views = self._model.unflatten(report.model)
         state = {**self._state, **{name: view.numpy() for name, view in views.items()}}
-        # Fewer replies than clients invited: this θ's noise was larger than it should be.
+        # What `noisier_rounds` reads.
         self.store.offer(
             report.server_round,
             state,
@@ -142,6 +142,13 @@ class PosteriorRecorder:
 def sample_rounds(run: Path) -> list[int]:
     """The rounds of a run's stored samples, ascending; empty where it has none."""
     return sorted(int(_labels(path)["round"]) for path in _sample_files(run / FOLDER))
+
+
+def noisier_rounds(run: Path) -> list[int]:
+    """The rounds of the stored samples for which not every client answered that was asked,
+    ascending: the others, rescaled, carried more noise than a sample should have."""
+    labels = [_labels(path) for path in _sample_files(run / FOLDER)]
+    return sorted(int(one["round"]) for one in labels if one.get("invited") != one.get("replied"))
 
 
 def read_samples(run: Path) -> Iterator[StoredSample]:

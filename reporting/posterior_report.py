@@ -9,7 +9,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from blackthorn.recording.posterior_store import FOLDER, read_samples, sample_rounds
+from blackthorn.recording.posterior_store import (
+    FOLDER,
+    noisier_rounds,
+    read_samples,
+    sample_rounds,
+)
 from blackthorn.reporting.calibration import calibration
 from blackthorn.reporting.posterior_diagnostics import (
     Diagnosis,
@@ -35,10 +40,11 @@ def report_posterior(run: Path, config: RunConfig, problem: Problem) -> dict[str
 
     Writes posterior/diagnostics.json and, unless `report` is false,
     plots/{trace,autocorrelation,reliability}.png.
+    `samples_rescaled` of the `samples` are of rounds in which a client was missing.
     `w2` where the posterior is known, `posterior` and `point` where there is a test set.
     """
     rounds = sample_rounds(run)
-    found: dict[str, Any] = {"samples": len(rounds)}
+    found: dict[str, Any] = {"samples": len(rounds), "samples_rescaled": len(noisier_rounds(run))}
     if not rounds:
         return found
     found.update(_mixing(run, config, problem))

@@ -166,6 +166,7 @@ def _posterior(record: RunRecord) -> Section:
         return Section("Posterior")
     known = {
         "samples": "posterior samples kept",
+        "samples_rescaled": "of these with more noise, as a client was missing in their round",
         "ess_min": "smallest effective sample size",
         "rhat_max": "largest split-R̂ (1 when mixed)",
         "w2": "2-Wasserstein distance to the exact posterior",

@@ -102,7 +102,7 @@ ALGORITHMS = {
         },
         keys=(
             *("temperature", "shared-noise", "prior-precision", "step-size", "langevin-seed"),
-            *("burn-in", "thinning", "max-samples", "keep-samples"),
+            *("burn-in", "thinning", "max-samples", "keep-samples", "missing"),
         ),
     ),
 }

@@ -36,10 +36,10 @@ from .clipping import CEFedAvg, FatClippingPI, FatClippingPR, ModelClipping
 from .dp_fedavg import DPFedAvg, DPNormFedAvg
 from .enrolment import NotEnoughClients
 from .error_feedback import ErrorFeedback
-from .fed_langevin import FedLangevin, Langevin, LangevinRate
+from .fed_langevin import FedLangevin, Langevin
 from .gfedavg import GFedAvg
 from .global_model import ServerStep
-from .learning_rate import LocalRate
+from .learning_rate import LangevinRate, LocalRate
 from .ledger import Ledger
 from .local_rule import LocalRule
 from .options import StrategyOptions

@@ -87,7 +87,7 @@ class FederatedStrategy(RoundHooks, Strategy):
         self._observers = list(observers)
         self._shared, self._statistics = tuple(shared), statistics
         self._registry = ClientRegistry(identity, num_clients)
-        self._local_lr = self._rate.initial
+        self._local_lr = self._rate.first
         self._evaluation = Evaluation(self._registry, start_timeout)
         self._model: GlobalModel | None = None
         self._iterates = IterateKeeper(self._output, 1, seed)
@@ -199,7 +199,7 @@ class FederatedStrategy(RoundHooks, Strategy):
     def summary(self) -> None:
         """Log which strategy runs, and with what."""
         name, step = type(self).__name__, self._step
-        rates = (self._rate.initial, step.server_lr, step.momentum)
+        rates = (self._rate.first, step.server_lr, step.momentum)
         form = "%s: %s, local rate %g, server rate %g, momentum %g, %s weights"
         logger.info(form, name, self._participation, *rates, self._weighting)
 
@@ -269,7 +269,7 @@ class FederatedStrategy(RoundHooks, Strategy):
     ) -> int:
         """Set up the run, or where it stood, and wait for the clients; its rounds' number."""
         self._model = self._model_of(initial)
-        self._local_lr, self._evaluation.accuracy = self._rate.initial, None
+        self._local_lr, self._evaluation.accuracy = self._rate.first, None
         self._round = self._asked_round = 0 if state is None else state.server_round
         num_rounds = self.rounds_allowed(num_rounds, self._round, self._model.current)
         self._iterates = IterateKeeper(self._output, num_rounds, self._seed)

@@ -29,7 +29,7 @@ from blackthorn.wire import SHARE, SHARED_SEED, TOTAL_EXAMPLES
 from .attestation import SentRule
 from .base import FederatedStrategy
 from .enrolment import Client
-from .learning_rate import LocalRate
+from .learning_rate import LangevinRate, step_size
 from .local_rule import LocalRule, LocalSGD, LocalSteps, RoundOf
 from .options import StrategyOptions
 from .participation import CohortPlan
@@ -39,6 +39,7 @@ from .shared_noise import MAX_SHARED_SEED, shared_noise
 logger = logging.getLogger("blackthorn")
 
 Scheme = Literal["full", "with-replacement", "without-replacement"]
+Missing = Literal["rescale", "skip"]
 # By the key `participation`.
 _SCHEMES: dict[str, Scheme] = {
     "full": "full",
@@ -111,46 +112,6 @@ class Langevin:
             params.add_(shared, alpha=self.shared_scale(step_size))
         if own is not None:
             params.addcmul_(own, self.own_scale(step_size, share).to(params.dtype)[:, None])
-
-
-@dataclass(frozen=True)
-class LangevinRate(LocalRate):
-    """η_k = 1/(1/η_0 + m k/12), k counted over local steps: Theorem 5.8 with η_0 = 1/(2L).
-
-    ``initial`` is η_0, ``strong_convexity`` m (0: the step size is fixed), ``local_steps`` K.
-    Since 1/η grows by the same amount at every step, the size at the start of a round is all that
-    a client has to be told. Raises ValueError for values out of range.
-    """
-
-    strong_convexity: float = 0.0
-    local_steps: int = 1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.decay != 1.0:
-            raise ValueError(f"decay = {self.decay} is not allowed: a step size decays by m k/12")
-        if not 0 <= self.strong_convexity < math.inf:
-            raise ValueError(f"m = {self.strong_convexity} is not allowed: 0 or more")
-        if self.local_steps < 1:
-            raise ValueError(f"local steps = {self.local_steps} is not allowed: at least 1")
-
-    @classmethod
-    def of(cls, config: RunConfig) -> Self:
-        """The run configuration's."""
-        decay = config.strong_convexity if config.step_size == "decaying" else 0.0
-        return cls(config.local_lr, strong_convexity=decay, local_steps=config.local_steps)
-
-    def after_round(self, rate: float, gained: float | None) -> float:
-        """The step size K local steps after the step size ``rate``."""
-        del gained
-        return step_size(rate, self.strong_convexity, self.local_steps)
-
-
-def step_size(first: float, strong_convexity: float, step: int) -> float:
-    """η ``step`` local steps after η = ``first``: 1/(1/first + m step/12)."""
-    if strong_convexity == 0:
-        return first
-    return 1 / (1 / first + strong_convexity * step / 12)
 
 
 @dataclass(frozen=True, eq=False)
@@ -262,11 +223,16 @@ class FedLangevin(FederatedStrategy):
     the shared noise (from the operating system unless `shared_seed` is given). The steps are the
     clients' work: a reply that does not attest them does not count.
 
+    `missing`: where a client of the cohort does not answer, "rescale" lets the others stand in for
+    it, so that this θ has more noise than 2ητ (in a full round 2ητ/Σ_S p_c); "skip" leaves θ as it
+    was, a round below its quorum.
+
     `langevin` is what all their steps have in common (Langevin(), the posterior itself under a
     flat prior). `step_size`: η, or a LangevinRate that decays. The other options are those of
     StrategyOptions, but for `participation` and `weighting`, which the scheme sets, and
     `server_step`, which is 1.
-    Raises ValueError for a wrong scheme or number of draws; `start` does for unbalanced data.
+    Raises ValueError for a wrong scheme, number of draws or `missing`; `start` does for unbalanced
+    data.
     """
 
     needs_attestation = True
@@ -278,6 +244,7 @@ class FedLangevin(FederatedStrategy):
         langevin: Langevin | None = None,
         scheme: Scheme = "full",
         draws: int = 0,
+        missing: Missing = "rescale",
         shared_seed: int | None = None,
         **options: Unpack[StrategyOptions],
     ) -> None:
@@ -288,6 +255,8 @@ class FedLangevin(FederatedStrategy):
             raise ValueError(f"scheme = {scheme!r} is not allowed: {', '.join(_SCHEMES.values())}")
         if scheme != "full" and draws < 1:
             raise ValueError(f"draws = {draws} is not allowed with {scheme}: at least 1")
+        if missing not in ("rescale", "skip"):
+            raise ValueError(f"missing = {missing!r} is not allowed: rescale or skip")
         if options.setdefault("identity", "query") == "node":
             raise ValueError("identity = 'node' is not allowed: clients must declare their counts")
         rate = step_size if isinstance(step_size, LangevinRate) else LangevinRate(step_size)
@@ -297,6 +266,7 @@ class FedLangevin(FederatedStrategy):
         self._step_sizes = rate
         self._scheme = scheme
         self._draws = draws
+        self._missing = missing
         drawn = secrets.randbelow(MAX_SHARED_SEED)
         self._shared_seed = drawn if shared_seed is None else shared_seed
         self._shares: dict[int, float] = {}
@@ -312,6 +282,7 @@ class FedLangevin(FederatedStrategy):
             langevin=Langevin.of(config),
             scheme=_SCHEMES[config.participation],
             draws=config.clients_per_round,
+            missing=config.missing,
             shared_seed=None if config.langevin_seed < 0 else config.langevin_seed,
             **options,
         )
@@ -330,7 +301,7 @@ class FedLangevin(FederatedStrategy):
 
     def summary(self) -> None:
         """Log which scheme runs, and with what."""
-        told = (self._scheme, self._draws, self._rate.initial)
+        told = (self._scheme, self._draws, self._rate.first)
         logger.info("FedLangevin: participation %s, draws %d, step size %g", *told)
 
     def local_rule(self, context: RoundContext) -> LocalRule:
@@ -382,6 +353,11 @@ class FedLangevin(FederatedStrategy):
             size = min(self._draws, len(known))
             drawn = generator.choice(len(known), size, replace=False)
         return self._plan(dict(sorted(Counter(known[i] for i in drawn).items())))
+
+    def replies_needed(self, context: RoundContext) -> int:
+        """All of the cohort, where a round with a missing client is to be skipped."""
+        needed = super().replies_needed(context)
+        return needed if self._missing == "rescale" else max(needed, len(context.cohort.clients))
 
     def _plan(self, counts: Mapping[int, float]) -> CohortPlan:
         everybody = {TOTAL_EXAMPLES: self._total, SHARED_SEED: self._shared_seed}

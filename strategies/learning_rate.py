@@ -2,7 +2,9 @@
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Self
+
+from blackthorn.settings.config import RunConfig
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,11 @@ class LocalRate:
         if self.when not in ("every-round", "plateau"):
             raise ValueError(f"decay when {self.when!r} is not allowed: every-round or plateau")
 
+    @property
+    def first(self) -> float:
+        """Rate of the first round."""
+        return self.initial
+
     def at_least(self, rounds: int) -> float:
         """A rate that none of the first `rounds` rounds is known to be below."""
         decays = rounds - 1 if self.when == "every-round" else 0
@@ -37,3 +44,49 @@ class LocalRate:
         if self.when == "every-round":
             return rate * self.decay
         return rate * self.decay if gained is not None and gained < self.threshold else rate
+
+
+@dataclass(frozen=True)
+class LangevinRate(LocalRate):
+    """η_k = 1/(1/η_0 + m k/12), k = 1, 2, … over local steps: Theorem 5.8 with η_0 = 1/(2L).
+
+    ``initial`` is η_0, which no step has, ``strong_convexity`` m (0: the step size is fixed),
+    ``local_steps`` K.
+    Since 1/η grows by the same amount at every step, the size at the start of a round is all that
+    a client has to be told. Raises ValueError for values out of range.
+    """
+
+    strong_convexity: float = 0.0
+    local_steps: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.decay != 1.0:
+            raise ValueError(f"decay = {self.decay} is not allowed: a step size decays by m k/12")
+        if not 0 <= self.strong_convexity < math.inf:
+            raise ValueError(f"m = {self.strong_convexity} is not allowed: 0 or more")
+        if self.local_steps < 1:
+            raise ValueError(f"local steps = {self.local_steps} is not allowed: at least 1")
+
+    @classmethod
+    def of(cls, config: RunConfig) -> Self:
+        """The run configuration's."""
+        decay = config.strong_convexity if config.step_size == "decaying" else 0.0
+        return cls(config.local_lr, strong_convexity=decay, local_steps=config.local_steps)
+
+    @property
+    def first(self) -> float:
+        """η_1, the first step's."""
+        return step_size(self.initial, self.strong_convexity, 1)
+
+    def after_round(self, rate: float, gained: float | None) -> float:
+        """The step size K local steps after the step size ``rate``."""
+        del gained
+        return step_size(rate, self.strong_convexity, self.local_steps)
+
+
+def step_size(first: float, strong_convexity: float, step: int) -> float:
+    """η ``step`` local steps after η = ``first``: 1/(1/first + m step/12)."""
+    if strong_convexity == 0:
+        return first
+    return 1 / (1 / first + strong_convexity * step / 12)

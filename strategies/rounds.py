@@ -82,7 +82,7 @@ class RoundHooks:
     needs_attestation: bool = False
     # Whether nothing of single clients or of the cohort may leave the server.
     confidential: bool = False
-    # Accepted replies below which a round leaves the model as it was.
+    # Accepted replies below which any round leaves the model as it was.
     quorum: int = 1
 
     def __init__(self, aggregator: Aggregator, participation: Participation, seed: int) -> None:
@@ -150,6 +150,10 @@ class RoundHooks:
     def check_rule(self, rule: LocalRule, context: RoundContext) -> None:
         """Called before the `rule` is sent, which `local_rule` gave. Raises ValueError where it is
         not the one of which something is claimed."""
+
+    def replies_needed(self, context: RoundContext) -> int:  # noqa: ARG002
+        """Accepted replies below which this round leaves the model as it was."""
+        return self.quorum
 
     def norm_bound(self, context: RoundContext) -> NormBound:  # noqa: ARG002
         """The largest norm that an honest client's update has."""
@@ -271,9 +275,10 @@ def close_round(
         model=context.model,
         confidential=hooks.confidential,
     )
-    if len(context.accepted) < hooks.quorum:
+    needed = hooks.replies_needed(context)
+    if len(context.accepted) < needed:
         report.below_quorum = True
-        report.skipped = f"{len(context.accepted)} replies, fewer than {hooks.quorum}"
+        report.skipped = f"{len(context.accepted)} replies, fewer than {needed}"
     else:
         _measure(hooks, context, screened, report, model.layout.precision)
         weights = context.cohort.weights(context.accepted, examples)

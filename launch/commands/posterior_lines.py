@@ -13,6 +13,11 @@ def posterior_lines(posterior: Mapping[str, Any]) -> list[str]:
         lines[0] += f", smallest effective sample size {posterior['ess_min']:.0f}"
     if posterior.get("rhat_max") is not None:
         lines[0] += f", largest split-R-hat {posterior['rhat_max']:.3f}"
+    if posterior.get("samples_rescaled"):
+        lines.append(
+            f"{posterior['samples_rescaled']} of the samples have more noise: a client was missing "
+            "in their round"
+        )
     if "w2" in posterior:
         lines.append(f"2-Wasserstein distance to the exact posterior: {posterior['w2']:.4f}")
     if "posterior" in posterior:

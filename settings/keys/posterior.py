@@ -22,7 +22,12 @@ class Posterior(KeyGroup):
     step_size: Annotated[Literal["fixed", "decaying"], BY_ALGORITHM] = Field(
         "fixed",
         description="The step size is local-lr, or 1/(1/local-lr + strong-convexity k/12) "
-        "at local step k (local-lr = 1/(2L), L the smoothness of the energy).",
+        "at local step k = 1, 2, ... (local-lr = 1/(2L), L the smoothness of the energy).",
+    )
+    missing: Annotated[Literal["rescale", "skip"], SERVER, BY_ALGORITHM] = Field(
+        "rescale",
+        description="A client of the cohort that does not answer: the others stand in for it (a "
+        "noisier sample, which is counted), or the round leaves the model as it was.",
     )
     burn_in: Annotated[int, BY_ALGORITHM, OF_A_CHAIN] = Field(
         0, ge=0, description="Rounds before the first posterior sample."

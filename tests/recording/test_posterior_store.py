@@ -15,6 +15,7 @@ from blackthorn.recording.posterior_store import (
     FOLDER,
     PosteriorRecorder,
     PosteriorStore,
+    noisier_rounds,
     read_samples,
     sample_rounds,
 )
@@ -175,7 +176,7 @@ def test_only_thinned_rounds_after_burn_in_that_moved_are_kept(tmp_path: Path) -
         report = RoundReport(
             server_round,
             invited=[0, 1],
-            accepted=[0],
+            accepted=[0] if server_round in (8, 20) else [0, 1],
             rejected=[],
             local_lr=0.1,
             model=torch.full((2,), float(server_round)),
@@ -184,5 +185,6 @@ def test_only_thinned_rounds_after_burn_in_that_moved_are_kept(tmp_path: Path) -
         recorder(report)
     samples = list(read_samples(tmp_path))
     assert [sample.server_round for sample in samples] == [8, 14, 17, 20]
+    assert noisier_rounds(tmp_path) == [8, 20]
     for sample in samples:
         assert sample.state["x"].tolist() == [sample.server_round] * 2

@@ -74,7 +74,8 @@ def test_a_client_that_enrols_later_is_not_part_of_the_posterior() -> None:
     assert set(asked) == {100, 101}
 
 
-def test_where_a_client_is_missing_the_others_stand_in() -> None:
+def flaky_grid(silent_in: int) -> MemoryGrid:
+    """Clients with 10, 30 and 60 examples, of which the second one fails once."""
     grid = enrolled_grid([10, 30, 60])
     answers = 0
     flaky = quadratic_app(1, enrols={"client-id": 1, "num-examples": 30}, attests=True)
@@ -84,16 +85,72 @@ def test_where_a_client_is_missing_the_others_stand_in() -> None:
         nonlocal answers
         if message.metadata.message_type == "train":
             answers += 1
-            if answers == 2:
+            if answers == silent_in:
                 return Message(Error(2, "power cut"), reply_to=message)
         return good(message)
 
     grid.nodes[101] = raises_once
-    found = run(FedLangevin(0.5, num_clients=3), grid)
+    return grid
+
+
+def test_where_a_client_is_missing_the_others_stand_in() -> None:
+    found = run(FedLangevin(0.5, num_clients=3), flaky_grid(2))
     w = vector_of(initial_model())
     for shares in ((0.1, 0.3, 0.6), (0.1 / 0.7, 0, 0.6 / 0.7), (0.1, 0.3, 0.6)):
         w = averaged(w, shares)
     np.testing.assert_allclose(found, w, rtol=2e-5, atol=2e-5)
+
+
+def test_a_round_with_a_missing_client_is_skipped_where_that_is_asked_for() -> None:
+    reports: list[RoundReport] = []
+    strategy = FedLangevin(0.5, num_clients=3, missing="skip", observers=[reports.append])
+    found = run(strategy, flaky_grid(2))
+    w = vector_of(initial_model())
+    for _ in range(2):
+        w = averaged(w, (0.1, 0.3, 0.6))
+    np.testing.assert_allclose(found, w, rtol=2e-5, atol=2e-5)
+    told = [(report.skipped, report.below_quorum) for report in reports]
+    assert told == [(None, False), ("2 replies, fewer than 3", True), (None, False)]
+
+
+@pytest.mark.parametrize("scheme", ["with-replacement", "without-replacement"])
+def test_only_those_who_were_drawn_can_be_missing(scheme: Any) -> None:
+    """However few of the population are drawn, and twice or once: no round lacks anybody."""
+    reports: list[RoundReport] = []
+    options: dict[str, Any] = {"scheme": scheme, "draws": 2, "num_clients": 3, "missing": "skip"}
+    run(FedLangevin(0.5, observers=[reports.append], **options), enrolled_grid([30] * 3), 8)
+    assert [report.skipped for report in reports] == [None] * 8
+
+
+def test_a_run_with_decaying_steps_is_theorem_5_8_s(tmp_path: Path) -> None:
+    """τ = 0, full batches: θ_c ← θ_c − η_k (n/n_c Σ x(⟨x, θ⟩ − y) + λθ), k = 1, 2, …"""
+    eta, m, steps, rounds = 1e-3, 400.0, 3, 4
+    config = langevin_config(
+        step_size="decaying",
+        strong_convexity=m,
+        local_lr=eta,
+        temperature=0.0,
+        batch_size=0,
+        num_server_rounds=rounds,
+        output_dir=str(tmp_path / "run"),
+    )
+    prepared = prepare(config)
+    execute(prepared, EngineGrid(config, prepared.problem))
+    shards = prepared.problem.shards()
+    data = [[part.numpy() for part in s.batch(np.random.default_rng(0), 0)] for s in shards]
+    n = sum(len(y) for _, y in data)
+    theta = prepared.problem.state()["x"].numpy()
+    for t in range(rounds):
+        ends = []
+        for x, y in data:
+            own = theta.copy()
+            for k in range(t * steps + 1, (t + 1) * steps + 1):
+                gradient = n / len(y) * x.T @ (x @ own - y) + own
+                own = own - gradient / (1 / eta + m * k / 12)
+            ends.append(len(y) / n * own)
+        theta = np.sum(ends, axis=0)
+    found = load_file(tmp_path / "run" / "checkpoints" / "final.safetensors")["x"]
+    np.testing.assert_allclose(found, theta, rtol=1e-9)
 
 
 def cohorts(strategy: FedLangevin, counts: list[int], rounds: int) -> list[Counter[int]]:
@@ -141,6 +198,7 @@ def test_scheme_ii_refuses_unbalanced_data() -> None:
     [
         ({"scheme": "third"}, "scheme = 'third'"),
         ({"scheme": "with-replacement"}, "draws = 0"),
+        ({"missing": "wait"}, "missing = 'wait'"),
         ({"identity": "node"}, "must declare their counts"),
         ({"weighting": "num-examples"}, "weighting is not an option"),
     ],

@@ -34,7 +34,8 @@ from blackthorn.strategies import (
     Langevin,
     LangevinRate,
 )
-from blackthorn.strategies.fed_langevin import LocalLangevin, require_balance, shares, step_size
+from blackthorn.strategies.fed_langevin import LocalLangevin, require_balance, shares
+from blackthorn.strategies.learning_rate import step_size
 from blackthorn.tasks.flat_model import FlatModel
 from blackthorn.tasks.least_squares import LinearForm, half_squared_error
 
@@ -294,14 +295,15 @@ def test_a_mutation_is_caught(
 
 
 def test_decaying_step_sizes_are_those_of_theorem_5_8() -> None:
-    """η_k = 1/(2L + m k/12) over all local steps, whatever the rounds."""
+    """η_k = 1/(2L + m k/12), k = 1, 2, … over all local steps, whatever the rounds."""
     smoothness, m, steps = 40.0, 3.0, 5
     rate = LangevinRate(1 / (2 * smoothness), strong_convexity=m, local_steps=steps)
-    eta, found = rate.initial, []
+    eta, found = rate.first, []
     for _ in range(20):
         found += [step_size(eta, m, step) for step in range(steps)]
         eta = rate.after_round(eta, None)
-    np.testing.assert_allclose(found, 1 / (2 * smoothness + m * np.arange(100) / 12), rtol=1e-12)
+    np.testing.assert_allclose(found, 1 / (2 * smoothness + m * np.arange(1, 101) / 12), rtol=1e-12)
+    assert LangevinRate(0.1).first == 0.1
     assert LangevinRate(0.1).after_round(0.1, 0.3) == 0.1
 
 
