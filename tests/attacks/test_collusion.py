@@ -308,7 +308,8 @@ def simulated(attack: str, server_round: int) -> dict[int, np.ndarray]:
     """What the colluders send through an AttackingGrid."""
     app = honest_app()
     nodes = {c: lambda message: answer(app, message) for c in range(HONEST + len(COLLUDERS))}
-    grid = AttackingGrid(MemoryGrid(nodes), attack, lambda _: set(COLLUDERS), SEED)
+    rule_at = server_rule(make_config(RUN))
+    grid = AttackingGrid(MemoryGrid(nodes), attack, lambda _: set(COLLUDERS), SEED, rule_at=rule_at)
     replies = grid.send_and_receive([order(c, server_round) for c in nodes])
     models = {r.metadata.src_node_id: sent_model(r) for r in replies}
     return {client: models[client] for client in COLLUDERS}

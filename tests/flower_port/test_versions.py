@@ -95,7 +95,7 @@ def test_a_grid_in_this_process_is_asked_for_whole_replies() -> None:
     assert not is_flower_simulation(own)
     for grid in (simulation, own):
         assert type(adapter_of(grid)) is GridAdapter
-        assert PullingTransport(grid).is_closed
+        assert PullingTransport(grid).is_closed == (grid is simulation)
 
 
 def test_a_flower_that_is_changed_is_an_error() -> None:
