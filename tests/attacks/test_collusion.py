@@ -37,6 +37,8 @@ from blackthorn.attacks.collusion.collusion_pb2 import Header, Part
 from blackthorn.attacks.collusion.rendezvous import Update
 from blackthorn.attacks.flwr_clientapp import main
 from blackthorn.attacks.round_config import number
+from blackthorn.server_app.build import server_rule
+from blackthorn.settings.config import make_config
 
 LONG = 60.0
 Result = TypeVar("Result")
