@@ -175,12 +175,12 @@ def _unguarded(folder: Path, patch: pytest.MonkeyPatch) -> None:
         # What a client says.
         (
             disclosure,
-            [('if level(config) == "none":', 'if level(config) != "client":')],
+            [('if claim == "none":', 'if claim != "client":')],
             _said("sample"),
         ),
         (
             disclosure,
-            [('if level(config) == "none":', 'if level(config) != "sample":')],
+            [('if claim == "none":', 'if claim != "sample":')],
             _said("client"),
         ),
         (disclosure, [("metrics[figure] = 1", "pass")], _said("both")),
