@@ -276,7 +276,7 @@ FULL = {"dp_sgd_sample_rate": 1.0}
 @pytest.mark.parametrize(
     ("module", "old", "new", "options"),
     [
-        (disclosure, 'if level(config) == "none":', 'if level(config) != "client":', {}),
+        (disclosure, 'if claim == "none":', 'if claim != "client":', {}),
         (disclosure, "metrics[figure] = 1", "pass", {}),
         (dp_sgd, "summed / spec.batch_size", "summed / max(1, len(drawn))", FULL),
         (dp_sgd, "(len(w),), deviation", "(len(w),), deviation * 8 / len(examples)", {}),
