@@ -174,12 +174,17 @@ def _aggregator(config: RunConfig) -> Aggregator | None:
     if rule == "mean" and mixing is None:
         return weighted_mean
     if rule == "rage":
+        spectral = {
+            "sigma0_squared": config.rage_variance,
+            "spectral_constant": config.rage_constant,
+        }
         return RageFilter(
             _corruption(config),
             config.rage_stop,
             config.rage_coordinates or None,
             config.rage_average,
             mixing,
+            **(spectral if config.rage_stop == "spectral" else {}),
         )
     if is_own_code(rule):
         return OwnRule(rule, _corruption(config), mixing=mixing, function=guarded_function(rule))

@@ -52,6 +52,10 @@ def check_robustness(config: Keys, cohort: int) -> None:
     # Without a rule that looks at b there is nothing to be too few for.
     if corrupt > most and (corrupt > 0 or rule in GUARANTEES):
         raise ValueError(_too_many(config, rule, cohort, most))
+    if rule == "rage" and config.rage_stop == "spectral" and config.rage_variance == 0:
+        raise ValueError(
+            "rage-variance = 0.0 is not allowed with rage-stop = spectral: greater than 0"
+        )
     if rule == "multi-krum" and config.krum_selected > rows - corrupt:
         raise ValueError(
             f"krum-selected = {config.krum_selected} is not allowed: at most {rows - corrupt}, the "
@@ -64,7 +68,9 @@ def unprotected(config: Keys, cohort: int) -> str:
     rule = rule_of(config)
     chosen = config.num_corrupt == 0
     guarantee = GUARANTEES.get(rule)
-    protects = guarantee is None or not guarantee.mean_at_0
+    # By its own stop rule the covariance alone says how many clients RAGE leaves out.
+    by_covariance = rule == "rage" and config.rage_stop == "spectral"
+    protects = guarantee is None or not guarantee.mean_at_0 or by_covariance
     if protects or chosen or assumed_corrupt(config, cohort) > 0:
         return ""
     return (

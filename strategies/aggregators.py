@@ -10,6 +10,7 @@ import torch
 
 from . import aggregation
 from .aggregation import Aggregate
+from .aggregation.rage import RageStop, variance_bound
 
 
 class Aggregator(Protocol):
@@ -203,28 +204,34 @@ class OwnRule(RobustRule):
 class RageFilter(RobustRule):
     """Mean of the updates that survive RAGE (Data and Diggavi, Algorithm 2).
 
+    The options are those of the function `rage`.
     Raises ValueError for a fraction of a third or more, and for unknown options.
     """
 
     def __init__(
         self,
         corruption: CorruptionBound,
-        stop: Literal["count", "appendix-f"] = "count",
+        stop: RageStop = "count",
         coordinates: int | None = None,
         average: Literal["uniform", "weighted"] = "uniform",
         mixing: Mixing | None = None,
+        *,
+        sigma0_squared: float | None = None,
+        spectral_constant: float = 11.0,
     ) -> None:
         # The rule itself would refuse these only in a round, which would be skipped for it.
         fraction = corruption.fraction
         if fraction is not None and fraction >= 1 / 3:
             raise ValueError(f"corrupt_fraction = {fraction} is not allowed: less than a third")
-        if stop not in ("count", "appendix-f"):
-            raise ValueError(f"stop = {stop!r} is not allowed: count or appendix-f")
+        variance_bound(stop, sigma0_squared, spectral_constant)
         if average not in ("uniform", "weighted"):
             raise ValueError(f"average = {average!r} is not allowed: uniform or weighted")
         if coordinates is not None and coordinates < 1:
             raise ValueError(f"coordinates = {coordinates} is not allowed: at least 1")
-        options = {"stop": stop, "coordinates": coordinates, "average": average}
+        options: dict[str, Any] = {"stop": stop, "coordinates": coordinates, "average": average}
+        if stop == "spectral":
+            options["sigma0_squared"] = sigma0_squared
+            options["spectral_constant"] = spectral_constant
         super().__init__("rage", corruption, options, mixing)
 
     def aggregate(

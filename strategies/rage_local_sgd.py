@@ -4,6 +4,7 @@ from typing import Literal, Unpack
 
 from blackthorn.settings.config import RunConfig
 
+from .aggregation.rage import RageStop
 from .aggregators import CorruptionBound, Mixing, RageFilter
 from .base import FederatedStrategy
 from .gfedavg import GFedAvg
@@ -14,7 +15,8 @@ class Rage(FederatedStrategy):
     """w ← w − η_g η_l RAGE(u_i, i ∈ S_t): the mean of the updates that survive the filter.
 
     `num_corrupt` is the assumed number of corrupt clients in a round; or `corrupt_fraction`, for
-    ⌊fraction · replies⌋. `stop`, `coordinates` and `average` are those of the function `rage`.
+    ⌊fraction · replies⌋. `stop`, `coordinates`, `average`, `sigma0_squared` and
+    `spectral_constant` are those of the function `rage`.
     `mixing` is a pre-aggregator, such as `Buckets(2)` or `nearest_neighbours`.
     The other options are those of StrategyOptions without `aggregator`; by default a run waits for
     3 · num_corrupt + 1 clients, the fewest among which the filter can protect.
@@ -26,10 +28,12 @@ class Rage(FederatedStrategy):
         num_corrupt: int | None = None,
         *,
         corrupt_fraction: float | None = None,
-        stop: Literal["count", "appendix-f"] = "count",
+        stop: RageStop = "count",
         coordinates: int | None = None,
         average: Literal["uniform", "weighted"] = "uniform",
         mixing: Mixing | None = None,
+        sigma0_squared: float | None = None,
+        spectral_constant: float = 11.0,
         **options: Unpack[StrategyOptions],
     ) -> None:
         if "aggregator" in options:
@@ -37,7 +41,15 @@ class Rage(FederatedStrategy):
         corruption = CorruptionBound(num_corrupt, corrupt_fraction)
         if num_corrupt is not None:
             options.setdefault("num_clients", max(2, 3 * num_corrupt + 1))
-        options["aggregator"] = RageFilter(corruption, stop, coordinates, average, mixing)
+        options["aggregator"] = RageFilter(
+            corruption,
+            stop,
+            coordinates,
+            average,
+            mixing,
+            sigma0_squared=sigma0_squared,
+            spectral_constant=spectral_constant,
+        )
         super().__init__(**options)
 
     @classmethod

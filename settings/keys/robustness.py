@@ -49,8 +49,22 @@ class CorruptClients(KeyGroup):
     num_corrupt: Annotated[int, unless("aggregator", "mean"), unless("pre-aggregator", "none")] = (
         Field(-1, ge=-1, description="Assumed corrupt clients in a round; -1: by corrupt-fraction.")
     )
-    rage_stop: Annotated[Literal["count", "appendix-f"], by("aggregator", "rage")] = Field(
-        "count", description="When the RAGE filter stops."
+    rage_stop: Annotated[Literal["count", "appendix-f", "spectral"], by("aggregator", "rage")] = (
+        Field(
+            "count",
+            description="When the RAGE filter stops: as many clients are out as are assumed "
+            "corrupt, one more is, or the largest eigenvalue of the updates' covariance is at most "
+            "rage-constant x rage-variance.",
+        )
+    )
+    rage_variance: Annotated[float, by("rage-stop", "spectral")] = Field(
+        0.0,
+        ge=0,
+        description="sigma_0^2, how far honest updates spread in any direction: gradient units, "
+        "squared.",
+    )
+    rage_constant: Annotated[float, by("rage-stop", "spectral")] = Field(
+        11.0, ge=11, description="C of RAGE's own stop rule."
     )
     rage_coordinates: Annotated[int, by("aggregator", "rage")] = Field(
         0, ge=0, description="Random coordinates the RAGE filter looks at; 0: all (exact)."

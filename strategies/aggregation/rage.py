@@ -6,7 +6,7 @@ Algorithm 2, with the stop rule and the average of its Appendix F.
 
 import math
 from functools import cache
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -18,7 +18,8 @@ from .aggregate import Aggregate, as_matrix, check_finite, check_num_corrupt
 from .blocks import weighted_sum
 from .gram import centred_gram_matrix, gram_matrix, plain_gram_matrix
 
-STOPS = ("count", "appendix-f", "spectral")
+RageStop = Literal["count", "appendix-f", "spectral"]
+STOPS: tuple[RageStop, ...] = get_args(RageStop)
 AVERAGES = ("uniform", "weighted")
 
 # A weight below this share of the first weight 1/K counts as zero: tied rows differ by rounding.
@@ -74,20 +75,20 @@ def rage(
     check_num_corrupt("rage", num_corrupt, num_rows, "num_corrupt < K/3", (num_rows - 1) // 3)
     if average not in AVERAGES:
         raise ValueError(f"average must be one of {', '.join(AVERAGES)}: got {average!r}")
-    variance_bound = _variance_bound(stop, sigma0_squared, spectral_constant)
+    bound = variance_bound(stop, sigma0_squared, spectral_constant)
     enough = {"count": num_corrupt, "appendix-f": num_corrupt + 1, "spectral": num_rows}[stop]
     seen = _draw_coordinates(values, coordinates, generator)
     if enough == 0 or seen is not values:
         check_finite(values)
-    weights, iterations = _filter(seen, enough, variance_bound)
+    weights, iterations = _filter(seen, enough, bound)
     survivors = weights > 0
     averaging = weights if average == "weighted" else survivors.astype(np.float64)
     vector = weighted_sum(values, averaging / averaging.sum())
     return Aggregate(vector, torch.from_numpy(weights), torch.from_numpy(survivors), iterations)
 
 
-def _filter(values: Tensor, enough: int, variance_bound: float) -> tuple[np.ndarray, int]:
-    """The filter's loop: stops at `enough` zero weights or at λ_max(Σ) ≤ variance_bound."""
+def _filter(values: Tensor, enough: int, bound: float) -> tuple[np.ndarray, int]:
+    """The filter's loop: stops at `enough` zero weights or at λ_max(Σ) ≤ bound."""
     num_rows = len(values)
     weights = np.full(num_rows, 1 / num_rows)
     alive = np.arange(num_rows)
@@ -97,7 +98,7 @@ def _filter(values: Tensor, enough: int, variance_bound: float) -> tuple[np.ndar
     norms, gram = _norms_and_gram(values)
     while num_rows - len(alive) < enough:
         scores, variance = outlier_scores(gram, weights[alive])
-        if variance <= variance_bound or scores.max() == 0:
+        if variance <= bound or scores.max() == 0:
             break
         lower = (1 - scores / scores.max()) * weights[alive]
         lower[lower < _ZERO_WEIGHT / num_rows] = 0
@@ -154,10 +155,13 @@ def _blas() -> ThreadpoolController:
     return ThreadpoolController()
 
 
-def _variance_bound(stop: str, sigma0_squared: float | None, constant: float) -> float:
-    """C σ0² for the spectral stop rule, and 0 (never reached before τ_max = 0) for the others."""
+def variance_bound(stop: str, sigma0_squared: float | None, constant: float) -> float:
+    """C σ0² for the spectral stop rule, and 0 (never reached before τ_max = 0) for the others.
+
+    Raises ValueError for another stop rule, and for numbers that it does not have.
+    """
     if stop not in STOPS:
-        raise ValueError(f"stop must be one of {', '.join(STOPS)}: got {stop!r}")
+        raise ValueError(f"stop = {stop!r} is not allowed: {', '.join(STOPS)}")
     if stop != "spectral":
         if sigma0_squared is not None:
             raise ValueError(f"sigma0_squared is only used by stop = 'spectral': got {stop!r}")

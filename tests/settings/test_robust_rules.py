@@ -178,6 +178,12 @@ def test_the_table_of_guarantees_is_what_the_rules_refuse(rule: str) -> None:
         ({"aggregator": "bulyan", "num-corrupt": 2}, "fewer than a quarter.*most 1"),
         ({"aggregator": "rage", "num-corrupt": 4}, "fewer than a third.*most 3"),
         ({"algorithm": "rage", "num-corrupt": 4}, "aggregator = rage.*most 3"),
+        ({"algorithm": "rage", "rage-stop": "spectral"}, "rage-variance = 0.0 .*greater than 0"),
+        (
+            {"aggregator": "rage", "rage-stop": "spectral", "rage-variance": 1.0,
+             "rage-constant": 10.9},
+            "rage-constant = 10.9",
+        ),
         ({"aggregator": "krum", "num-clients": 2}, "too few for this rule"),
         ({"aggregator": "median", "corrupt-fraction": 0.5}, "corrupt-fraction = 0.5 .*below 0.5"),
         ({"aggregator": "bulyan", "corrupt-fraction": 0.25}, "below 0.25"),
@@ -272,6 +278,7 @@ def test_a_round_with_too_few_replies_for_the_rule_is_skipped_with_the_reason(
         ({"aggregator": "trimmed-mean", "corrupt-fraction": 0.09}, True),
         ({"aggregator": "trimmed-mean", "corrupt-fraction": 0.1}, False),
         ({"aggregator": "rage", "num-corrupt": 0}, False),  # as it was asked for
+        ({"aggregator": "rage", "rage-stop": "spectral", "rage-variance": 1.0}, False),
         ({"aggregator": "median"}, False),  # protects whatever b is
         ({}, False),
     ],
@@ -284,6 +291,43 @@ def test_a_rule_that_is_the_mean_says_so(
     lines = [record.getMessage() for record in caplog.records]
     assert len(lines) == int(warned)
     assert all("which is the plain mean: set num-corrupt" in line for line in lines)
+
+
+def largest_eigenvalue(rows: np.ndarray, weights: np.ndarray) -> float:
+    """λ_max(Σ w̄ (u − μ)(u − μ)ᵀ)."""
+    shares = weights / weights.sum()
+    away = rows - shares @ rows
+    return float(np.linalg.eigvalsh((shares[:, None] * away).T @ away)[-1])
+
+
+def test_by_its_own_stop_rule_rage_is_not_told_how_many_lie(tmp_path: Path) -> None:
+    """σ0² alone says when honest updates are left: from above C σ0² = 2.2 to at most that."""
+    options: dict[str, Any] = {
+        "algorithm": "rage",
+        "rage_stop": "spectral",
+        "rage_variance": 0.2,
+        "num_corrupt": 0,
+        "num_clients": 10,
+        "num_byzantine": 3,
+        "attack": "gradient-shift",
+        "partition": "iid",
+        "examples_per_client": 0,
+        "num_server_rounds": 2,
+        "instruments": False,
+    }
+    reports: list[RoundReport] = []
+    run(tmp_path / "own", [reports.append], **options)
+    for report in reports[1:]:
+        assert report.updates is not None
+        assert report.weights is not None
+        rows, weights = report.updates.double().numpy(), report.weights.numpy()
+        assert largest_eigenvalue(rows, np.ones(10)) > 2.2
+        assert largest_eigenvalue(rows, weights) <= 2.2
+        assert report.filtered == [7, 8, 9]
+    # C is the recipe's, too: 10^7 σ0² is beyond what the liars make of the covariance.
+    run(tmp_path / "wide", [reports.append], **options, rage_constant=1e7)
+    assert reports[-1].filtered == []
+    assert reports[-1].iterations == 0
 
 
 # The same for whoever composes a strategy in Python.
@@ -314,6 +358,9 @@ def test_fewer_updates_than_a_bucket_holds_are_one_bucket() -> None:
         (lambda: Buckets(0), "size = 0"),
         (lambda: RobustRule("medain", CorruptionBound(1)), "aggregator must be one of"),
         (lambda: Rage(1, stop="never"), "stop = 'never'"),  # type: ignore[arg-type]
+        (lambda: Rage(1, stop="spectral"), "stop = 'spectral' needs sigma0_squared > 0"),
+        (lambda: Rage(1, sigma0_squared=1.0), "only used by stop = 'spectral'"),
+        (lambda: Rage(1, stop="spectral", sigma0_squared=1.0, spectral_constant=9), "at least 11"),
     ],
 )
 def test_what_makes_no_sense_is_refused_at_once(make: Any, message: str) -> None:

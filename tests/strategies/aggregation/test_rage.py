@@ -259,7 +259,7 @@ def test_both_averages() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"stop": "never"}, "stop must be one of count, appendix-f, spectral: got 'never'"),
+        ({"stop": "never"}, "stop = 'never' is not allowed: count, appendix-f, spectral"),
         ({"average": "median"}, "average must be one of uniform, weighted: got 'median'"),
         ({"stop": "spectral"}, "needs sigma0_squared > 0: got None"),
         ({"stop": "spectral", "sigma0_squared": 0.0}, "sigma0_squared > 0: got 0.0"),
