@@ -142,6 +142,12 @@ def _tell_clock() -> None:
     interceptor.intercept_unary_unary = intercept_and_tell
 
 
+def _plain_log() -> None:
+    """Flower's log has date and time, and no colours where no terminal shows them."""
+    logger = importlib.import_module("flwr.common.logger")
+    logger.update_console_handler(timestamps=True, colored=sys.stderr.isatty())
+
+
 def supernode() -> None:
     """`flower-supernode` that looks for messages and replies every BLACKTHORN_POLL_SECONDS."""
     _cap_sleeps("flwr.supernode.start_client_internal")
@@ -149,12 +155,14 @@ def supernode() -> None:
     _retry_soon()
     _tell_failures()
     _tell_clock()
+    _plain_log()
     resolve_name(STANDARD_ENTRIES["flower-supernode"])()
 
 
 def superexec() -> None:
     """`flower-superexec` that looks for tasks every BLACKTHORN_POLL_SECONDS, and waits for them."""
     serverapp_process.adapt_superexec()
+    _plain_log()
     _retry_soon()
     _cap_sleeps("flwr.supercore.superexec.run_superexec")
     resolve_name(STANDARD_ENTRIES["flower-superexec"])()
@@ -229,6 +237,7 @@ def superlink() -> None:
     from the nodes, and waits for a locked database."""
     superlink_store.adapt_superlink()
     _withhold_server_keys()
+    _plain_log()
     resolve_name("blackthorn.flower_port.guard.superlink:main")()
 
 

@@ -5,10 +5,14 @@ client counts by its own clock what is left of the time that its message has.
 """
 
 import importlib
+import logging
 import math
 from datetime import UTC, datetime
 from typing import Any
 
+import grpc
+
+from ..superlink_store import NEWS
 from ..versions import NotThisFlower
 
 # A clock that is as far ahead is named to both sides. (One behind is not told from a slow link.)
@@ -16,6 +20,8 @@ NOTED_SECONDS = 5.0
 # In the head of an answer to a client whose clock is ahead: by how many seconds.
 AHEAD_HEADER = "blackthorn-clock-ahead"
 SET_IT = "set it, by NTP for example"
+logger = logging.getLogger("flwr")
+
 _INTERCEPTOR = "flwr.server.superlink.fleet.grpc_rere.node_auth_server_interceptor"
 
 
@@ -43,6 +49,17 @@ def refusal(ahead: float) -> str:
         f"a clock that is {abs(ahead):.0f} s {side} the server's, where at most "
         f"{_most_seconds():.0f} s are taken: {SET_IT}"
     )
+
+
+def tell_the_client(ahead: float, context: grpc.ServicerContext) -> None:
+    """In the head of the answer, before it is made."""
+    context.send_initial_metadata(((AHEAD_HEADER, f"{ahead:.0f}"),))
+
+
+def tell_the_operator(name: str, ahead: float) -> None:
+    """A line of the server's output."""
+    what = f"the clock of {name} is {ahead:.0f} s ahead of the server's"
+    logger.warning("%s%s: its operator should %s", NEWS, what, SET_IT)
 
 
 def by_our_clock(metadata: Any) -> None:

@@ -7,7 +7,6 @@ request that is not whole in time is cancelled.
 """
 
 import concurrent.futures
-import logging
 import threading
 import time
 from collections import defaultdict
@@ -18,7 +17,6 @@ from typing import Any, NoReturn
 import grpc
 from google.protobuf.message import DecodeError
 
-from ..superlink_store import NEWS
 from . import clocks, flower
 from .checks import Node, Refused, Sizes
 from .connections import Connections
@@ -37,8 +35,6 @@ _QUESTION = "PullMessages"
 _TAKING = "PullObject", "ConfirmMessageReceived"
 # What a key that is not registered may ask: to be.
 _INTRODUCTION = "RegisterNode"
-
-logger = logging.getLogger("flwr")
 
 Serve = Callable[[Iterator[bytes], grpc.ServicerContext], Any]
 
@@ -126,7 +122,12 @@ class Gate(grpc.ServerInterceptor):
                 self._done(known)
                 return None
             self._connections.spoke(context.peer(), key)
-            self._note_clock(key, known, clocks.seconds_ahead(flower.signed_time(details)), context)
+            ahead = clocks.seconds_ahead(flower.signed_time(details))
+            if ahead > clocks.NOTED_SECONDS:
+                clocks.tell_the_client(ahead, context)
+                if not known.clock_told:
+                    known.clock_told = True
+                    clocks.tell_the_operator(self._records.name(key), ahead)
             return self._serve_key(method, key, known, handler, requests, context)
 
         return _handler(serve, handler.response_serializer)
@@ -163,18 +164,6 @@ class Gate(grpc.ServerInterceptor):
         response = self._answer(method, key, known.node.node_id, handler, request, context)
         known.node.after(method, request, response)
         return response
-
-    def _note_clock(
-        self, key: bytes, known: _Key, ahead: float, context: grpc.ServicerContext
-    ) -> None:
-        """Tell the client, in the head of its answer, and the operator, once."""
-        if ahead < clocks.NOTED_SECONDS:
-            return
-        context.send_initial_metadata(((clocks.AHEAD_HEADER, f"{ahead:.0f}"),))
-        if not known.clock_told:
-            known.clock_told = True
-            what = f"the clock of {self._records.name(key)} is {ahead:.0f} s ahead of the server's"
-            logger.warning("%s%s: its operator should %s", NEWS, what, clocks.SET_IT)
 
     def _hear(self, known: _Key, context: grpc.ServicerContext) -> None:
         """After a restart its next heartbeat may be half a minute away."""

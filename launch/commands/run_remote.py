@@ -205,7 +205,14 @@ def _submit(config: RunConfig, to: Connection) -> int:
             to_mapping(config),
             parts=COMPONENTS,
             work=folder / "run",
-            env={**os.environ, **QUIET, "FLWR_HOME": str(folder / "home"), "PATH": path},
+            env={
+                **os.environ,
+                **QUIET,
+                # As all else that an operator asks: through no proxy.
+                "no_grpc_proxy": to.address.host,
+                "FLWR_HOME": str(folder / "home"),
+                "PATH": path,
+            },
             cwd=folder,
             own_code=OWN_CODE_KEYS,
         )

@@ -26,12 +26,35 @@ def parse_address(text: str, option: str, default_port: int | None = None) -> Ad
     host, colon, port = text.rpartition(":")
     if not colon or (":" in host and not host.startswith("[")):
         host, port = text, ""
-    host = host.removeprefix("[").removesuffix("]")
+    if ":" in host:
+        host = _ipv6(host) or ""
     if not port and default_port is not None:
         port = str(default_port)
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise ConfigError(f"{option} {text} is not allowed: HOST:PORT, for example localhost:9092")
     return Address(host, int(port))
+
+
+def host_of(text: str, option: str) -> str:
+    """The host that `option` was given, an IPv6 address with brackets or without. ConfigError."""
+    if ":" not in text:
+        return text
+    if (host := _ipv6(text)) is None:
+        raise ConfigError(
+            f"{option} {text} is not allowed: a host name, an IPv4 address, or an IPv6 address "
+            "such as 2001:db8::1 or [2001:db8::1], without a port"
+        )
+    return host
+
+
+def _ipv6(text: str) -> str | None:
+    """The address without its brackets; None for what is none."""
+    host = text[1:-1] if text.startswith("[") and text.endswith("]") else text
+    try:
+        ipaddress.IPv6Address(host)
+    except ValueError:
+        return None
+    return host
 
 
 def is_loopback(host: str) -> bool:

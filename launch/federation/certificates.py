@@ -32,7 +32,7 @@ CLIENTS = "clients"
 # Always in the server's certificate: its operator reaches it through the loopback interface.
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 _CA_LIFE = timedelta(days=3650)
-_SERVER_LIFE = timedelta(days=730)
+SERVER_DAYS, MOST_DAYS = 730, 3600
 # Clocks differ: a certificate is good from a little before it was made.
 _CLOCK_SKEW = timedelta(hours=1)
 _CLIENT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -56,19 +56,25 @@ def make_authority(folder: Path) -> None:
     _write(folder / CA_CERTIFICATE, certificate.public_bytes(Encoding.PEM))
 
 
-def make_server_certificate(folder: Path, hosts: Sequence[str]) -> None:
+def make_server_certificate(folder: Path, hosts: Sequence[str], days: int = SERVER_DAYS) -> None:
     """Write server.pem and server.key for `hosts` (names and IP addresses) and the loopback.
 
-    FileExistsError if either is there; CertificateError for a host that is neither, or an
-    authority that cannot be read.
+    FileExistsError if either is there; CertificateError for a host that is neither, an authority
+    that cannot be read, or one that is good for less than `days`.
     """
     authority, authority_key = _load_authority(folder)
+    left = authority.not_valid_after_utc - datetime.now(UTC)
+    if left < timedelta(days=days):
+        raise CertificateError(
+            f"--days {days} is not allowed: the authority in {folder} itself expires in "
+            f"{left.days} days; make a new one in an empty folder, or give --days"
+        )
     key = ec.generate_private_key(ec.SECP384R1())
     names = list(dict.fromkeys([*hosts, *LOOPBACK_NAMES]))
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, names[0][:64])])
     issuer_key = authority_key.public_key()
     certificate = (
-        _builder(subject, authority.subject, key.public_key(), _SERVER_LIFE)
+        _builder(subject, authority.subject, key.public_key(), timedelta(days=days))
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_key_usage(signs_certificates=False), critical=True)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
@@ -168,6 +174,14 @@ def check_server_files(folder: Path, host: str) -> None:
             f"--host {host} is not in the certificate {folder / SERVER_CERTIFICATE}, which is for "
             f"{', '.join(names)}"
         )
+
+
+def expiry(path: Path) -> datetime | None:
+    """When the certificate in a file expires; None where no certificate can be read."""
+    try:
+        return x509.load_pem_x509_certificate(path.read_bytes()).not_valid_after_utc
+    except (OSError, ValueError):
+        return None
 
 
 def certificate_names(certificate: x509.Certificate) -> list[str]:

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from blackthorn.launch.federation.addresses import host_of
 from blackthorn.settings.config import ConfigError
 
 
@@ -17,6 +18,10 @@ def certs(
     client: Annotated[
         list[str] | None, typer.Option(help="A client that gets a key pair (repeatable).")
     ] = None,
+    days: Annotated[
+        int | None,
+        typer.Option(help="Days for which the server's certificate is good; by default 730."),
+    ] = None,
 ) -> None:
     """Make a certificate authority, the server's certificate, and keys of clients.
 
@@ -28,13 +33,13 @@ def certs(
     from blackthorn.launch.federation.certificates import CertificateError
 
     try:
-        for path in make(folder, host or [], client or []):
+        for path in make(folder, host or [], client or [], days):
             typer.echo(f"made {path}")
     except CertificateError as error:
         raise ConfigError(str(error)) from error
 
 
-def make(folder: Path, hosts: list[str], clients: list[str]) -> list[Path]:
+def make(folder: Path, hosts: list[str], clients: list[str], days: int | None = None) -> list[Path]:
     """Make what is asked for and return the files; nothing if any of them is there already.
 
     Raises CertificateError and ConfigError.
@@ -43,6 +48,11 @@ def make(folder: Path, hosts: list[str], clients: list[str]) -> list[Path]:
 
     if not hosts and not clients:
         raise ConfigError("nothing to make: give --host NAME for a server, --client NAME for a key")
+    if days is not None and not hosts:
+        raise ConfigError("--days is of use with --host alone: keys of clients do not expire")
+    if days is not None and not 0 < days <= c.MOST_DAYS:
+        raise ConfigError(f"--days {days} is not allowed: 1 to {c.MOST_DAYS}")
+    hosts = [host_of(host, "--host") for host in hosts]
     c.check_hosts(hosts)
     for name in clients:
         c.check_client_name(name)
@@ -61,7 +71,7 @@ def make(folder: Path, hosts: list[str], clients: list[str]) -> list[Path]:
                 )
             c.make_authority(folder)
             made += [folder / c.CA_CERTIFICATE, folder / c.CA_KEY]
-        c.make_server_certificate(folder, hosts)
+        c.make_server_certificate(folder, hosts, days or c.SERVER_DAYS)
         made += [folder / c.SERVER_CERTIFICATE, folder / c.SERVER_KEY]
     for name in clients:
         made += [c.make_client_key(folder, name), c.public_key_file(folder, name)]

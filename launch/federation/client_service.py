@@ -12,6 +12,7 @@ from blackthorn.launch.processes.supervisor import Program, describe_exit
 
 from .addresses import Address
 from .app_bundle import Scalar, write_config
+from .expiry import DailyWarnings, at_a_client
 from .flower_cluster import APP_MODULES
 from .members import ClientSettings
 from .probe import Refused, probe
@@ -19,6 +20,8 @@ from .process_environment import fork_server_command, write_secret
 from .service import Service, say, service
 
 _FORK_SERVER_SECONDS = 120.0
+# So often a client looks whether a day is over.
+_WARNED_SECONDS = 60.0
 _CONNECTED = re.compile(r"SuperNode ID: (\d+)")
 _CANNOT = re.compile(r"client \d+ (cannot take part|does not \w+) in run \d+: .*")
 _ROUND = re.compile(r"\[RUN (\d+), ROUND (\d+)\]")
@@ -57,7 +60,10 @@ def take_part(settings: ClientSettings) -> None:
         if warm:
             _start_fork_server(running, env)
         running.supervisor.add(_superexec(apps, secret, env))
-        running.supervisor.run(lambda: False)
+        expiring = DailyWarnings(lambda: at_a_client(settings.server, settings.ca))
+        while True:
+            expiring.look()
+            running.supervisor.run(lambda: False, _WARNED_SECONDS)
 
 
 def _start_fork_server(running: Service, env: Mapping[str, str]) -> None:
@@ -222,6 +228,11 @@ class Watch:
         return describe_exit("supernode", status, tail)
 
     def _raise_if_hopeless(self) -> None:
+        if self._code == "UNIMPLEMENTED":
+            raise Refused(
+                f"{self._settings.server} is not the clients' port of a blackthorn server (9092 by "
+                "default): give it with --server NAME:PORT"
+            )
         if self._complaint == _NO_KEY:
             raise Refused(
                 f"{self._settings.server} takes registered clients only: give --key FILE, and have "

@@ -45,7 +45,8 @@ class Connection:
         from blackthorn.launch.federation.probe import probe
         from blackthorn.launch.processes.supervisor import NotYet
 
-        probe(self.address, self.ca)
+        # As gRPC is used for operators: through no proxy.
+        probe(self.address, self.ca, proxied=False)
         control = ControlApi(str(self.address), self.ca.read_bytes() if self.ca else None)
         try:
             yield control
@@ -58,6 +59,8 @@ class Connection:
 def _failed(code: "grpc.StatusCode", details: str) -> str:
     """What to say of a server that a call failed at."""
     words = " ".join(details.split())
+    if code.name == "UNIMPLEMENTED":
+        return "is not the operators' port of a blackthorn server (9093 by default)"
     if code.name == "UNAVAILABLE" and not words.startswith("the server"):
         return "stopped answering: is it being started again? Give the command once more"
     if code.name == "UNAVAILABLE":

@@ -7,12 +7,14 @@ some of these it tries again for ever.
 import contextlib
 import socket
 import ssl
+from datetime import UTC, datetime
 from pathlib import Path
 
 from blackthorn.launch.processes.supervisor import NotYet
 from blackthorn.settings.config import ConfigError
 
 from .addresses import Address
+from .proxies import Proxy, ProxyRefuses, proxy_of
 
 _SECONDS = 10.0
 # What an HTTP/2 connection, and so gRPC, begins with; a TLS server answers it with an alert.
@@ -26,24 +28,43 @@ class Refused(RuntimeError):
     """The other side will not talk to us as we are; the message says what to change."""
 
 
-def probe(server: Address, ca: Path | None) -> None:
-    """Return if a gRPC server answers at `server`, over TLS that `ca` vouches for (None: plain).
+def probe(server: Address, ca: Path | None, *, proxied: bool = True) -> datetime | None:
+    """Return if a gRPC server answers at `server`, over TLS that `ca` vouches for (None: plain):
+    when its certificate expires.
 
-    Raises NotYet where trying again later may help, Refused where it will not.
+    With `proxied` through the proxy that gRPC would take. Raises NotYet where trying again later
+    may help, Refused where it will not.
     """
+    proxy = proxy_of(server) if proxied else None
     try:
-        with socket.create_connection((server.host, server.port), timeout=_SECONDS) as connection:
+        with _connection(server, proxy) as connection:
             if ca is None:
                 _probe_plain(connection, server)
-            else:
-                _probe_tls(connection, server, ca)
-    except socket.gaierror as error:
-        raise NotYet(f"the server's name {server.host} cannot be resolved: {error}") from error
-    except OSError as error:
+                return None
+            return _probe_tls(connection, server, ca)
+    except ProxyRefuses as error:
         raise NotYet(
-            f"nobody answers at {server}: {error.strerror or error}; does the server run, and "
+            f"{error} to a connection with {server}: does it let this port through? no_proxy="
+            f"{server.host} goes without it"
+        ) from error
+    except socket.gaierror as error:
+        if proxy is not None:
+            named = f"the name of the proxy {proxy.address}"
+        else:
+            named = f"the server's name {server.host}"
+        raise NotYet(f"{named} cannot be resolved: {error}") from error
+    except OSError as error:
+        where = f"the proxy {proxy.address}" if proxy is not None else str(server)
+        raise NotYet(
+            f"nobody answers at {where}: {error.strerror or error}; does the server run, and "
             "does its firewall let this port through?"
         ) from error
+
+
+def _connection(server: Address, proxy: Proxy | None) -> socket.socket:
+    if proxy is not None:
+        return proxy.connect(server, _SECONDS)
+    return socket.create_connection((server.host, server.port), timeout=_SECONDS)
 
 
 def check_authority(ca: Path) -> None:
@@ -63,12 +84,13 @@ def _trusting(ca: Path) -> ssl.SSLContext:
         ) from error
 
 
-def _probe_tls(connection: socket.socket, server: Address, ca: Path) -> None:
+def _probe_tls(connection: socket.socket, server: Address, ca: Path) -> datetime | None:
     context = _trusting(ca)
     context.set_alpn_protocols(["h2"])
     try:
-        with context.wrap_socket(connection, server_hostname=server.host):
-            return
+        with context.wrap_socket(connection, server_hostname=server.host) as secured:
+            end = (secured.getpeercert() or {}).get("notAfter")
+            return datetime.fromtimestamp(ssl.cert_time_to_seconds(str(end)), UTC) if end else None
     except ssl.SSLCertVerificationError as error:
         raise Refused(_why_not_verified(error, server, ca)) from error
     except ssl.SSLError as error:

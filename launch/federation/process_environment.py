@@ -12,7 +12,7 @@ from pathlib import Path
 
 from blackthorn.flower_port import programs
 from blackthorn.flower_port.versions import NotThisFlower, check_grpc
-from blackthorn.launch.federation.addresses import LOOPBACK
+from blackthorn.launch.federation.proxies import exemptions
 from blackthorn.launch.processes import fork_server
 from blackthorn.launch.processes.program_files import (
     cold_program,
@@ -84,7 +84,7 @@ class ProcessEnvironment:
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
             **KEEP_MEMORY,
             "PYTHONUNBUFFERED": "1",
-            "no_grpc_proxy": LOOPBACK,
+            "no_grpc_proxy": exemptions(),
             CLUSTER_VARIABLE: cluster_id,
             programs.POLL_VARIABLE: str(polite_poll_seconds(num_nodes)),
             **env,

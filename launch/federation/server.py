@@ -10,8 +10,10 @@ from typing import Annotated
 import typer
 
 from blackthorn.launch.federation.addresses import (
+    LOOPBACK,
     Address,
     check_insecure,
+    host_of,
     is_loopback,
     parse_address,
 )
@@ -20,6 +22,8 @@ from blackthorn.launch.federation.operator_options import IKnow, Insecure, make_
 from blackthorn.settings.config import ConfigError
 
 _READY_SECONDS = 120.0
+# So often the server looks whether a day is over.
+_WARNED_SECONDS = 60.0
 
 
 def server(
@@ -66,14 +70,17 @@ def server(
         raise ConfigError(f"--port {port} is not allowed: 1 to 65535")
     if not host:
         raise ConfigError("--host is empty: the name or IP address that clients dial")
+    host = host_of(host, "--host")
+    bind = host_of(bind, "--bind") if bind is not None else None
     if insecure:
         check_insecure(host, i_know)
         check_insecure(bind or host, i_know)
         check_insecure(parse_address(control, "--control", 9093).host, i_know)
-    default = "127.0.0.1" if is_loopback(host) else "0.0.0.0"
+    local, all_of_it = ("::1", "::") if ":" in host else (LOOPBACK, "0.0.0.0")
+    default = local if is_loopback(host) else all_of_it
     settings = ServerSettings(
         host=host,
-        fleet=parse_address(f"{bind or default}:{port}", "--bind"),
+        fleet=Address(bind or default, port),
         control=parse_address(control, "--control", 9093),
         certs=certs.resolve() if certs is not None else None,
         state=state.resolve(),
@@ -117,7 +124,8 @@ def serve(settings: ServerSettings) -> None:
 
 def _run(settings: ServerSettings) -> None:
     from blackthorn.flower_port.control_api import is_serving
-    from blackthorn.launch.federation.addresses import LOOPBACK, free_loopback_ports
+    from blackthorn.launch.federation.addresses import free_loopback_ports
+    from blackthorn.launch.federation.expiry import DailyWarnings
     from blackthorn.launch.federation.process_environment import write_secret
     from blackthorn.launch.federation.server_programs import (
         end_serverapps,
@@ -137,6 +145,7 @@ def _run(settings: ServerSettings) -> None:
         supervisor = running.supervisor
         env = running.environment.variables("server", extra=serverapp_environment(settings))
         say(f"starting; logs and runs are in {settings.state}")
+        expiring = DailyWarnings(lambda: _expiring(settings))
         while True:
             supervisor.add(superlink_program(settings, apps, health, secret, env))
             if supervisor.run(lambda: is_serving(str(health)), _READY_SECONDS):
@@ -145,7 +154,9 @@ def _run(settings: ServerSettings) -> None:
                     f"to {settings.control}"
                 )
             supervisor.add(superexec_program(apps, secret, env))
-            supervisor.run(lambda: bool(lack_of_space(settings.state)))
+            while not lack_of_space(settings.state):
+                expiring.look()
+                supervisor.run(lambda: bool(lack_of_space(settings.state)), _WARNED_SECONDS)
             # Before anything fails for want of it: what is stopped now goes on later.
             say(f"{lack_of_space(settings.state, to_go_on=True)}; the server waits for them")
             for name in order:
@@ -153,6 +164,12 @@ def _run(settings: ServerSettings) -> None:
             end_serverapps(settings.state)
             supervisor.run(lambda: not lack_of_space(settings.state, to_go_on=True))
             say("there is room again")
+
+
+def _expiring(settings: ServerSettings) -> list[str]:
+    from blackthorn.launch.federation.expiry import at_the_server
+
+    return at_the_server(settings.certs, settings.host) if settings.certs is not None else []
 
 
 @contextmanager

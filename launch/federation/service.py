@@ -71,4 +71,4 @@ def service(logs: Path, cwd: Path, *, warm: bool, stop_order: list[str]) -> Iter
 
 def say(text: str) -> None:
     """One line for the person, or the log collector, that reads our standard error."""
-    print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
+    print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}", file=sys.stderr, flush=True)

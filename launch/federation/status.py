@@ -1,10 +1,11 @@
 """`blackthorn status`: who is connected, last seen when, and rejected how often."""
 
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -34,17 +35,33 @@ def status(
     certs: Certs = None,
     insecure: Insecure = False,
     i_know: IKnow = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object in place of text.")] = (
+        False
+    ),
 ) -> None:
     """Show the clients by registered name, and the newest run.
 
     Example: blackthorn status --certs certs
     """
+    from blackthorn.launch.federation.expiry import at_a_client
+
     to = connection(server, ca or (certs / "ca.crt" if certs else None), insecure, i_know)
     with to.open() as control:
         run_id, log = _newest_run(control)
         guarded = control.guard("list") or {"refusals": []}
         clients = client_lines(control.nodes(), log, _names(certs))
         state = str(control.status(run_id)) if run_id is not None else ""
+    expiring = at_a_client(to.address, to.ca, proxied=False)
+    if as_json:
+        run = _run_as_json(run_id, state, log) if run_id is not None else None
+        known = {
+            "run": run,
+            "clients": [asdict(line) for line in clients],
+            "refusals": guarded["refusals"],
+            "expiring": expiring,
+        }
+        typer.echo(json.dumps(known, indent=2, default=lambda moment: moment.isoformat()))
+        return
     if run_id is not None:
         done = f", round {log.last_round}/{log.rounds}" if log.rounds else ""
         typer.echo(f"run {run_id}: {state}{done}{spent_said(log)}")
@@ -54,6 +71,20 @@ def status(
         typer.echo(row)
     for refusal in guarded["refusals"]:
         typer.echo(refusal_line(refusal))
+    for warning in expiring:
+        typer.echo(warning)
+
+
+def _run_as_json(run_id: int, state: str, log: "RunLog") -> dict[str, Any]:
+    # As text: not every reader of JSON keeps 64 bits.
+    return {
+        "id": str(run_id),
+        "state": state,
+        "round": log.last_round,
+        "rounds": log.rounds,
+        "spent": spent_said(log).removeprefix(", "),
+        "folder": log.folder,
+    }
 
 
 def spent_said(log: "RunLog") -> str:
@@ -83,14 +114,12 @@ class ClientLine:
 
     name: str
     state: str
-    last_seen: str
-    client: str
-    rejected: str
+    last_seen: datetime | None
+    client: int | None
+    rejected: int | None
 
 
-def client_lines(
-    nodes: list[Any], log: "RunLog", names: Mapping[bytes, str], now: datetime | None = None
-) -> list[ClientLine]:
+def client_lines(nodes: list[Any], log: "RunLog", names: Mapping[bytes, str]) -> list[ClientLine]:
     """One line a node, those that are gone for good left out; by name."""
     held = {node: client for client, node in log.nodes.items()}
     lines = []
@@ -98,23 +127,28 @@ def client_lines(
         if node.status == "unregistered":
             continue
         client = held.get(node.node_id)
-        rejected = "" if client is None else str(log.rejections.get(client, 0))
+        rejected = None if client is None else log.rejections.get(client, 0)
         name = names.get(node.public_key, f"node {node.node_id}")
-        seen = _ago(_last_seen(node), now or datetime.now(UTC))
-        text = "" if client is None else str(client)
-        lines.append(ClientLine(name, node.status, seen, text, rejected))
+        lines.append(ClientLine(name, node.status, _last_seen(node), client, rejected))
     return sorted(lines, key=lambda line: line.name)
 
 
 def table(lines: list[ClientLine]) -> list[str]:
     """The lines in columns, under their headings."""
     rows = [("name", "state", "last seen", "client", "rejected in run")]
-    rows += [(one.name, one.state, one.last_seen, one.client, one.rejected) for one in lines]
+    now = datetime.now(UTC)
+    for one in lines:
+        seen = _ago(one.last_seen, now)
+        rows.append((one.name, one.state, seen, _shown(one.client), _shown(one.rejected)))
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return [
         "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
         for row in rows
     ]
+
+
+def _shown(number: int | None) -> str:
+    return "" if number is None else str(number)
 
 
 def refusal_line(refusal: Mapping[str, Any]) -> str:

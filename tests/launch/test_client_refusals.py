@@ -62,7 +62,7 @@ def test_the_client_s_terminal_says_it_once_a_run(capsys: pytest.CaptureFixture[
         watch.line("INFO : something else")
         watch.line(f"client 3 cannot take part in run {run}: data-path '/a.npz': y holds 10")
     said = capsys.readouterr().err.splitlines()
-    assert [line.partition(" ")[2] for line in said] == [
+    assert [line.split(" ", 2)[2] for line in said] == [
         f"client 3 cannot take part in run {run}: data-path '/a.npz': y holds 10"
         for run in (77, 78)
     ]
@@ -183,7 +183,7 @@ def test_a_client_says_once_why_it_waits_and_what_was_refused(
     if failure.startswith("UNAVAILABLE"):
         watch.line(FAILED_CALL + failure)
         watch.line("INFO :      Connection successful after 3.20 seconds and 3 tries.")
-    lines = [line.partition(" ")[2] for line in capsys.readouterr().err.splitlines()]
+    lines = [line.split(" ", 2)[2] for line in capsys.readouterr().err.splitlines()]
     again = ["fl.example.org:9092 answers again"] if failure.startswith("UNAVAILABLE") else []
     assert lines == ([f"fl.example.org:9092 {said}"] if said else []) + again
 

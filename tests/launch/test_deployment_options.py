@@ -14,6 +14,7 @@ from blackthorn.launch.cli import main
 from blackthorn.launch.federation.addresses import (
     Address,
     free_loopback_ports,
+    host_of,
     is_loopback,
     parse_address,
 )
@@ -103,6 +104,17 @@ def refusal(
         ("register nobody --certs certs", "nobody.pub is not a public key"),
         ("certs certs --host localhost", "server.pem is there already"),
         ("certs certs", "nothing to make"),
+        ("certs certs --client node1 --days 5", "--days is of use with --host alone"),
+        ("certs new --host localhost --days 0", "--days 0 is not allowed: 1 to 3600"),
+        ("certs new --host localhost --days 3601", "--days 3601 is not allowed: 1 to 3600"),
+        (
+            "server --host localhost:9092 --certs certs",
+            "--host localhost:9092 is not allowed: a host",
+        ),
+        ("server --host localhost --certs certs --bind [::1]:5", "--bind [::1]:5 is not allowed"),
+        ("server --host ::2 --certs certs", "--host ::2 is not in the certificate"),
+        ("server --host [::2] --certs certs", "--host ::2 is not in the certificate"),
+        ("client --server ::1:x:9092 --ca certs/ca.crt", "--server ::1:x:9092 is not allowed"),
     ],
 )
 def test_a_mistake_is_one_line(
@@ -189,6 +201,14 @@ def test_addresses_are_read_as_people_write_them(text: str, expected: Address) -
     address = parse_address(text, "--server", 9092)
     assert address == expected
     assert parse_address(str(address), "--server") == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "host"),
+    [("::1", "::1"), ("[::1]", "::1"), ("fl.example.org", "fl.example.org"), ("0.0.0.0",) * 2],
+)
+def test_hosts_are_read_as_addresses_are(text: str, host: str) -> None:
+    assert host_of(text, "--bind") == host
 
 
 @pytest.mark.parametrize("text", ["", ":9092", "a:b", "a:65536", "a:-1"])
