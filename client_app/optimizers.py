@@ -28,6 +28,8 @@ class RuleOptimizer(torch.optim.Optimizer):
         self._parameters = list(parameters)
         self._steps = steps
         self._count = count
+        # w_t: the round has put the server's model into the parameters.
+        self._start = _joined(self._parameters)
 
     @staticmethod
     def steps_of(
@@ -53,7 +55,7 @@ class RuleOptimizer(torch.optim.Optimizer):
         number = self._count()
         w = _joined(self._parameters)
         gradient = _joined([_gradient(one) for one in self._parameters]).to(w.dtype)
-        self._steps.move(w[None], gradient[None], number, [0])
+        self._steps.move(w[None], gradient[None], number, [0], self._start)
         _put(w, self._parameters)
         return loss
 
@@ -88,7 +90,13 @@ def trained_by_the_rule(
 def clip_before_steps(
     optimizer: torch.optim.Optimizer, rule: LocalRule, count: CountStep
 ) -> torch.optim.Optimizer:
-    """The optimizer, before each of whose steps the joint gradient becomes the rule's."""
+    """The optimizer, before each of whose steps the joint gradient becomes the rule's.
+
+    Its parameters hold w_t when this is called.
+    """
+    starts = {
+        id(one): one.detach().clone() for group in optimizer.param_groups for one in group["params"]
+    }
 
     def before(own: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         count()
@@ -100,14 +108,12 @@ def clip_before_steps(
                 "a closure computes gradients within the step, where they cannot be clipped: call "
                 "backward() before step()"
             )
-        held = [
-            one.grad
-            for group in own.param_groups
-            for one in group["params"]
-            if one.grad is not None
-        ]
+        own_parameters = [one for group in own.param_groups for one in group["params"]]
+        moved = [one for one in own_parameters if one.grad is not None]
+        held = [one.grad for one in moved]
         if held:
-            _put(rule.on_gradient(_joined(held)[None].clone())[0], held)
+            w, start = _joined(moved)[None], _joined([starts[id(one)] for one in moved])
+            _put(rule.on_gradient(_joined(held)[None].clone(), w, start)[0], held)
 
     optimizer.register_step_pre_hook(before)
     return optimizer

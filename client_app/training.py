@@ -208,7 +208,7 @@ def _train_chunk(
     total = moving.new_zeros(len(shards))
     for step, (x, y, weights) in enumerate(batches):
         losses, gradients = model.loss_and_gradient(moving, x, y, weights)
-        spec.move(moving, gradients, step, clients)
+        spec.move(moving, gradients, step, clients, start)
         total += losses
     params.copy_(moving)
     return total.cpu() / spec.steps

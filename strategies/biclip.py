@@ -62,8 +62,9 @@ class BiClipGradient(LocalRule):
         """Raises ValueError where float32 does not hold u in both units."""
         check_bound(self.high, local_lr)
 
-    def on_gradient(self, gradients: Tensor) -> Tensor:
+    def on_gradient(self, gradients: Tensor, params: Tensor, start: Tensor) -> Tensor:
         """biclip(g, l, u) of every row."""
+        del params, start
         return biclip(gradients, self.low, self.high)
 
 

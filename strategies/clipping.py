@@ -90,8 +90,9 @@ class ClipGradient(LocalRule):
         """Raises ValueError where float32 does not hold the bound in both units."""
         check_bound(self.bound, local_lr)
 
-    def on_gradient(self, gradients: Tensor) -> Tensor:
+    def on_gradient(self, gradients: Tensor, params: Tensor, start: Tensor) -> Tensor:
         """clip(g, λ) of every row; lengths and factors are computed in float64 on the processor."""
+        del params, start
         return clip(gradients.cpu(), self.bound).to(gradients.device)
 
 

@@ -134,9 +134,12 @@ class LocalLangevin:
     shared_seeds: Sequence[int]
     own_noise: Sequence[np.random.Generator]
 
-    def move(self, params: Tensor, gradients: Tensor, step: int, clients: Sequence[int]) -> None:
+    def move(
+        self, params: Tensor, gradients: Tensor, step: int, clients: Sequence[int], start: Tensor
+    ) -> None:
         """One step in place on ``params`` [R, d], the rows of ``clients``, positions among the B;
         ``gradients`` [R, d] of their mean losses over the batch."""
+        del start
         eta = step_size(self.first_step_size, self.strong_convexity, step)
         rho = self.langevin.shared_fraction
         self.langevin.step(

@@ -36,9 +36,16 @@ class LocalSteps(Protocol):
     def batch_size(self) -> int:
         """Examples a step; 0: all that the client has."""
 
-    def move(self, params: Tensor, gradients: Tensor, step: int, clients: Sequence[int]) -> None:
+    def move(
+        self, params: Tensor, gradients: Tensor, step: int, clients: Sequence[int], start: Tensor
+    ) -> None:
         """Step ``step`` (from 0), in place on the models ``params`` [R, d] of ``clients``, which
-        are positions among all that are trained; ``gradients`` [R, d] may be changed."""
+        are positions among all that are trained; ``gradients`` [R, d] may be changed. ``start`` is
+        w_t [d], or [R, d] where each has its own, and stays as it is.
+
+        A group of clients makes all its steps before the next group begins, each group in its own
+        order: what is kept from one step to the next has to be kept by client.
+        """
 
 
 @dataclass(frozen=True)
@@ -106,8 +113,13 @@ class LocalRule:
     def check_range(self, local_lr: float) -> None:
         """Raises ValueError where a number is too small or large to be kept to at the rate η_l."""
 
-    def on_gradient(self, gradients: Tensor) -> Tensor:
-        """What becomes of a step's gradients [R, d], weight decay included; they may be changed."""
+    def on_gradient(self, gradients: Tensor, params: Tensor, start: Tensor) -> Tensor:
+        """What becomes of a step's gradients [R, d], weight decay included; they may be changed.
+
+        `params` w [R, d] are the models before the step, `start` is w_t, [d] or [R, d]; both stay
+        as they are.
+        """
+        del params, start
         return gradients
 
     def steps(self, sgd: "LocalSGD", num_clients: int, round_of: RoundOf) -> LocalSteps:
@@ -203,9 +215,12 @@ class LocalSGD:
         if not 0 <= self.weight_decay < math.inf:
             raise ValueError(f"weight-decay is {self.weight_decay}: it must be 0 or more")
 
-    def move(self, params: Tensor, gradients: Tensor, step: int, clients: Sequence[int]) -> None:
+    def move(
+        self, params: Tensor, gradients: Tensor, step: int, clients: Sequence[int], start: Tensor
+    ) -> None:
         """w ← w − η_l rule(g + weight_decay · w); see LocalSteps."""
         del step, clients
         if self.weight_decay > 0:
             gradients.add_(params, alpha=self.weight_decay)
-        params.add_(self.rule.on_gradient(gradients), alpha=-self.learning_rate)
+        changed = self.rule.on_gradient(gradients, params, start)
+        params.add_(changed, alpha=-self.learning_rate)

@@ -120,9 +120,9 @@ def _own_data(folder: Path) -> None:
         (
             local_rule,
             "            gradients.add_(params, alpha=self.weight_decay)\n"
-            "        params.add_(self.rule.on_gradient(gradients), alpha",
+            "        changed = self.rule.on_gradient(gradients, params, start)",
             "            decay = self.weight_decay * params\n"
-            "        params.add_(self.rule.on_gradient(gradients) + decay, alpha",
+            "        changed = self.rule.on_gradient(gradients, params, start) + decay",
             _local_steps,
         ),
         # A plateau is where little was gained.

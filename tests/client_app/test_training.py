@@ -2,7 +2,8 @@
 
 import copy
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from blackthorn.client_app.training import (
     training_device,
 )
 from blackthorn.strategies.clipping import ClipGradient
+from blackthorn.strategies.local_rule import LocalRule
 from blackthorn.tasks.datasets import Examples
 from blackthorn.tasks.flat_model import FlatModel
 from blackthorn.tasks.labelled import cross_entropy
@@ -286,9 +288,14 @@ def test_steps_of_a_subclass_are_made_in_every_batch(name: str, batch_size: int)
 
     class Signs(LocalSGD):
         def move(
-            self, params: Tensor, gradients: Tensor, step: int, clients: Sequence[int]
+            self,
+            params: Tensor,
+            gradients: Tensor,
+            step: int,
+            clients: Sequence[int],
+            start: Tensor,
         ) -> None:
-            del step
+            del step, start
             moved.extend(clients)
             params.add_(gradients.sign(), alpha=-self.learning_rate)
 
@@ -333,3 +340,29 @@ def test_clients_train_alike_on_a_gpu(name: str, spec: LocalSGD) -> None:
     assert found.device == found_losses.device == torch.device("cpu")
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(found_losses, losses, rtol=1e-4, atol=1e-4)
+
+
+@dataclass(frozen=True)
+class Proximal(LocalRule):
+    """g becomes g + mu (w − w_t)."""
+
+    name: ClassVar[str] = "proximal"
+    mu: float
+
+    def on_gradient(self, gradients: Tensor, params: Tensor, start: Tensor) -> Tensor:
+        return gradients + self.mu * (params - start)
+
+
+@pytest.mark.parametrize("name", ["logistic", "mlp-5-4"])
+def test_a_rule_is_given_the_model_and_where_it_started(name: str) -> None:
+    _, model, start, shards = federation(name, torch.float64)
+    spec = LocalSGD(3, 0, 0.1, rule=Proximal(2.0))
+    trained, _ = train_clients(model, start, shards, spec, generators())
+    for found, shard in zip(trained, shards, strict=True):
+        x, y = next(iter(shard.batches(np.random.default_rng(0), 0, 1)))
+        weights = torch.full((1, len(y)), 1 / len(y), dtype=torch.float64)
+        w = start.clone()
+        for _ in range(3):
+            _, gradient = model.loss_and_gradient(w[None], x[None], y[None], weights)
+            w = w - 0.1 * (gradient[0] + 2.0 * (w - start))
+        torch.testing.assert_close(found, w)

@@ -68,7 +68,7 @@ def check_shared_noise_is_shared() -> None:
         )
         params = torch.zeros(len(clients), 5, dtype=torch.float64)
         for step in range(2):
-            spec.move(params, torch.zeros_like(params), step, clients)
+            spec.move(params, torch.zeros_like(params), step, clients, torch.zeros(5))
         ended.extend(params)
     assert float(ended[0].abs().min()) > 0
     for other in ended[1:]:

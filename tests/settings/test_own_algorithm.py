@@ -39,7 +39,7 @@ class Shorten(LocalRule):
     name: ClassVar[str] = "shorten"
     upper_bound: float
 
-    def on_gradient(self, gradients):
+    def on_gradient(self, gradients, params, start):
         return clip(gradients, self.upper_bound)
 
 

@@ -115,7 +115,8 @@ def test_of_the_server_s_step_alone_clients_know_nothing() -> None:
 
 def test_the_rule_is_found_by_what_is_sent() -> None:
     sent = SentRule("biclip-gradient", {"low": 0.5, "high": 2.0, "local-steps": 3})
-    gradients = rule_of(sent).on_gradient(torch.tensor([[0.1, -7.0, 0.0]]))
+    w = torch.zeros(3)
+    gradients = rule_of(sent).on_gradient(torch.tensor([[0.1, -7.0, 0.0]]), w[None], w)
     assert gradients.tolist() == [[0.5, -2.0, 0.0]]
 
 

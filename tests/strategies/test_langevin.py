@@ -237,9 +237,10 @@ def scaled_by_own_count(monkeypatch: pytest.MonkeyPatch) -> None:
         gradients: torch.Tensor,
         step: int,
         clients: list[int],
+        start: torch.Tensor,
     ) -> None:
         share = self.share[list(clients)][:, None].to(gradients.dtype)
-        move(self, params, gradients * share, step, clients)
+        move(self, params, gradients * share, step, clients, start)
 
     monkeypatch.setattr(LocalLangevin, "move", wrong)
 
@@ -325,7 +326,7 @@ def test_the_clients_follow_the_decay_within_a_round() -> None:
     params = torch.zeros(1, 200_000, dtype=torch.float64)
     for step, eta in enumerate((0.1, 1 / 15, 1 / 20)):
         before = params.clone()
-        spec.move(params, torch.zeros_like(params), step, [0])
+        spec.move(params, torch.zeros_like(params), step, [0], params)
         variance = float((params - before).var())
         assert variance == pytest.approx(2 * eta / p, rel=0.02)
 
