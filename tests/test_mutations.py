@@ -9,6 +9,7 @@ import test_attacks
 import test_audit
 import test_clipping_strategies
 import test_evaluation
+import test_fed_langevin
 import test_learning_rate
 import test_posterior_diagnostics
 import test_posterior_store
@@ -27,6 +28,7 @@ from blackthorn.strategies import (
     aggregators,
     clipping,
     evaluation,
+    fed_langevin,
     learning_rate,
     local_rule,
     rounds,
@@ -92,6 +94,15 @@ HALVES = ("values[: len(values) // 2]", "values[len(values) // 2 :]")
 K_LAMBDA = "NormBound(self._local_steps * bound,"
 
 
+def _decaying_steps(folder: Path) -> None:
+    test_fed_langevin.test_a_run_with_decaying_steps_is_theorem_5_8_s(folder)
+
+
+def _missing_client(folder: Path) -> None:
+    del folder
+    test_fed_langevin.test_a_round_with_a_missing_client_is_skipped_where_that_is_asked_for()
+
+
 def _digits(folder: Path) -> None:
     # They are kept in the process once they have been read.
     datasets._load_digits.cache_clear()
@@ -155,6 +166,10 @@ def _own_data(folder: Path) -> None:
         (rounds, "Stream.RULE, context.server_round", "Stream.RULE, 1", _coordinates),
         (rounds, "Stream.RULE, context", "Stream.PARTICIPATION, context", _coordinates),
         (rounds, "generator_of(stream, self._seed,", "generator_of(stream, 0,", _coordinates),
+        # FA-LD's k is 1 in the first step; a round that lacks a client can be skipped.
+        (learning_rate, "self.strong_convexity, 1)", "self.strong_convexity, 0)", _decaying_steps),
+        (learning_rate, "convexity * step / 12", "convexity * (step + 1) / 12", _decaying_steps),
+        (fed_langevin, 'if self._missing == "rescale"', "if True", _missing_client),
         # What is evaluated on is the test set, and nobody trains on it.
         (labelled, "params, self.test, self", "params, self.train, self", _digits),
         (labelled, "params, self.test, self", "params, self.train, self", _idx_files),
