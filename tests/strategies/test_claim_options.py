@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from memory_grid import MemoryGrid, initial_model, quadratic_app, runs, vector_of
 
