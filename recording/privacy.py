@@ -32,6 +32,7 @@ from blackthorn.strategies import (
 )
 from blackthorn.strategies.accounting import Charge
 from blackthorn.strategies.participation import Participation
+from blackthorn.strategies.privacy_plan import NO_FIGURE
 from blackthorn.strategies.private_averaging import PrivateAveraging
 
 _FROM_DATA = "clip-norm was chosen from the clients' data without privacy, which no figure covers"
@@ -237,8 +238,9 @@ def _entry(
 
 
 def _claimed(figure: Figure, sentence: str) -> str:
-    holds = "" if math.isfinite(figure.epsilon) else "none, as no finite epsilon holds: "
-    return f"{holds}{sentence}"
+    if math.isfinite(figure.epsilon) or sentence.startswith(NO_FIGURE):
+        return sentence
+    return f"{NO_FIGURE}{sentence}"
 
 
 def _finite(value: float) -> float | None:

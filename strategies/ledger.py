@@ -32,6 +32,7 @@ from .ledger_file import (
 )
 from .locked_file import FileInUse, LockedFile
 from .privacy_plan import PrivacyPlan
+from .release import LEAST_RATE
 
 logger = logging.getLogger("blackthorn")
 
@@ -45,12 +46,17 @@ class Ledger:
 
     An existing file is continued, whatever link leads to it. Raises ValueError, one line, for a
     file that is no ledger, whose figures are for other neighbours or another δ than the plan's, or
-    that is a copy of one that is still there.
+    that is a copy of one that is still there, and for a rate that no ledger takes.
     """
 
     def __init__(self, plan: PrivacyPlan, path: Path | None = None) -> None:
         self._plan = plan
         self._path = None if path is None else behind_links(path)
+        if path is not None and plan.sample_rate < LEAST_RATE:
+            raise ValueError(
+                f"sample rate = {plan.sample_rate} is not allowed with a ledger, which takes no "
+                f"rate below {LEAST_RATE:.3g}"
+            )
         self._entries: list[Entry] = []
         # None: it has none yet, as a ledger without a file.
         self._id: str | None = None

@@ -9,7 +9,7 @@ import torch
 
 from blackthorn.randomness import Stream, generator_of
 
-from .release import LEAST_RATE, real, whole
+from .release import real, whole
 
 
 def send_order(seed: int, server_round: int, size: int) -> list[int]:
@@ -98,15 +98,15 @@ class FixedParticipation:
 class PoissonParticipation:
     """Every client on its own with probability `sample_rate`: the cohort may be empty.
 
-    Raises ValueError for a rate outside (0, 1], or below 2^-53, at which nobody is ever drawn.
+    Raises ValueError for a rate outside (0, 1].
     """
 
     sample_rate: float
 
     def __post_init__(self) -> None:
         rate = real("sample rate", self.sample_rate)
-        if not LEAST_RATE <= rate <= 1:
-            raise ValueError(f"sample rate = {rate} is not allowed: {LEAST_RATE:.3g} to 1")
+        if not 0 < rate <= 1:
+            raise ValueError(f"sample rate = {rate} is not allowed: 0 to 1, not 0")
         object.__setattr__(self, "sample_rate", rate)
 
     def sample(self, clients: Sequence[int], generator: np.random.Generator) -> CohortPlan:

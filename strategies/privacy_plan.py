@@ -17,6 +17,7 @@ from .accounting import (
     Release,
     calibrate,
     check_delta,
+    is_unbounded,
     spent,
 )
 from .bounded_update import ClipNorm, check_float32
@@ -42,6 +43,8 @@ _SENTENCES = {
 }
 
 
+# What a claim begins with that is none.
+NO_FIGURE = "none, as no finite epsilon holds: "
 _APART = "whose SuperLink, if others reach it, has Blackthorn's guard, which keeps them apart"
 
 
@@ -246,7 +249,9 @@ class PrivacyPlan:
         # A plan alone, or a run that has charged nothing, knows no link.
         assumed = "" if charges else f" ({_APART})"
         others = "" if known else f", all other clients together included{assumed}"
-        return (
+        release = self.release(), self.rounds
+        claimed = "" if charges or not is_unbounded([release], self.delta) else NO_FIGURE
+        return claimed + (
             "client-level differential privacy of the released models, against everybody but the "
             f"server{clients}{others}; {_SENTENCES[self.relation]}"
         )

@@ -14,7 +14,7 @@ from blackthorn.settings.config import RunConfig
 from blackthorn.settings.derived import noise_shares
 
 from . import bounding
-from .accounting import Figure, is_unbounded
+from .accounting import Figure
 from .aggregation import Aggregate
 from .aggregators import weighted_mean
 from .attestation import SentRule
@@ -290,7 +290,6 @@ class PrivateAveraging(FederatedStrategy):
         if done < num_rounds:
             last = self._rate.at_least(num_rounds)
             self.privacy.check_resolution(model.to(self._sent_in), last)
-            self._check_figure(num_rounds)
         if not self.has_central_claim or done >= num_rounds:
             return num_rounds
         left = self.ledger.rounds_allowed(self.privacy.release(), num_rounds - done)
@@ -308,14 +307,6 @@ class PrivateAveraging(FederatedStrategy):
                 num_rounds,
             )
         return allowed
-
-    def _check_figure(self, rounds: int) -> None:
-        z, delta = self.privacy.noise_multiplier, self.privacy.delta
-        if self.has_central_claim and is_unbounded([(self.privacy.release(), rounds)], delta):
-            raise ValueError(
-                f"noise_multiplier = {z:g} breaks the claim: with so little noise no finite "
-                f"epsilon holds at delta = {delta:g}; set more, or claim = False"
-            )
 
     # The mechanism.
 

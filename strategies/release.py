@@ -6,7 +6,7 @@ from typing import Literal
 
 Link = Literal["apart", "open", "unknown"]
 
-# What no run can have: more rounds or clients, or a rate that no sampler meets.
+# What no ledger takes for a run's: more rounds or clients, or a lower rate.
 MOST = 10**12
 LEAST_RATE = 2.0**-53
 # Beyond, epsilon's arithmetic overflows.

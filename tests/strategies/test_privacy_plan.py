@@ -304,8 +304,10 @@ def test_numbers_of_any_kind_go_into_a_ledger_as_python_s(
         (lambda: plan(max_epsilon="8"), "max_epsilon = '8' is not allowed: a number"),
         (lambda: FixedParticipation(2.5), "cohort size = 2.5 is not allowed: an integer from 1"),  # type: ignore[arg-type]
         (lambda: PoissonParticipation("1"), "sample rate = '1' is not allowed: a number"),  # type: ignore[arg-type]
-        # No ledger takes it: no sampler ever draws anybody.
-        (lambda: PoissonParticipation(1e-17), "sample rate = 1e-17 is not allowed: 1.11e-16 to 1"),
+        (
+            lambda: Ledger(plan(participation=PoissonParticipation(1e-17)), Path("new.json")),
+            "sample rate = 1e-17 is not allowed with a ledger, which takes no rate below 1.11e-16",
+        ),
     ],
 )
 def test_what_is_no_such_number_is_one_line_before_anything_starts(

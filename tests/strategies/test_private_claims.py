@@ -316,11 +316,7 @@ def test_another_rule_than_the_plan_s_is_not_sent_under_a_claim(
     unclaimed.start(grid(), state_of(START), num_rounds=1, timeout=20)
 
 
-def test_noise_without_a_finite_epsilon_is_refused_before_anybody_is_asked() -> None:
-    options: Any = {"local_rate": LR, "statistics": "server", "num_clients": CLIENTS}
-    seen = grid()
-    with pytest.raises(ValueError, match=r"noise_multiplier = 0\.001 breaks the claim: .* no fini"):
-        DPFedAvg(plan(noise_multiplier=1e-3), **options).start(seen, state_of(START), num_rounds=1)
-    assert not seen.sent
-    unclaimed = DPFedAvg(plan(noise_multiplier=1e-3, claim=False), **options)
-    unclaimed.start(seen, state_of(START), num_rounds=1, timeout=20)
+def test_a_plan_without_a_finite_epsilon_says_that_it_claims_nothing() -> None:
+    assert math.isinf(plan(noise_multiplier=1e-3).figure().epsilon)
+    assert plan(noise_multiplier=1e-3).sentence().startswith("none, as no finite epsilon holds: ")
+    assert plan().sentence().startswith("client-level differential privacy")
