@@ -102,11 +102,14 @@ class Round:
         return self._request.local_lr
 
     def load(self, model: nn.Module) -> None:
-        """Put what the server sent into `model`; what does not travel stays as it is there.
+        """Put what the server sent into `model`, and the statistics that the client has kept for
+        itself; what does not travel stays as it is there.
 
         Raises ValueError for a name that the model does not have.
         """
-        state = {name: torch.from_numpy(value) for name, value in self._state.items()}
+        # With the mod the message holds what was kept.
+        arrays = self._message.content.array_records[ARRAYS]
+        state = {name: torch.from_numpy(decode(array)) for name, array in arrays.items()}
         surplus = model.load_state_dict(state, strict=False).unexpected_keys
         if surplus:
             raise ValueError(f"the model has no {surplus[0]!r}, which the server sent")

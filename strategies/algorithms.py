@@ -1,7 +1,7 @@
 """From the key `algorithm` to the class that it names, imported when it is needed; what holds of a
 class of the user's own, FILE.py:NAME, before anybody is contacted."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import lru_cache, wraps
 from pathlib import Path
@@ -42,6 +42,10 @@ _OF_EVERY_CLASS = {
     "__init_subclass__",
     "__orig_bases__",
     "__parameters__",
+}
+# What a constructor may set otherwise: it changes the model, and no sum that a claim is about.
+_OF_NO_CLAIM = {
+    *("_rate", "_local_lr", "_step", "_output", "_observers", "_seed", "_evaluate_every"),
 }
 # What hooks give: anything else would end a run far from where it came from.
 _GIVES: dict[str, type] = {
@@ -184,13 +188,22 @@ def check_own_mechanism(
     path = None if ledger is None else behind_links(ledger)
     if strategy.privacy != plan or strategy.ledger.path != path:
         raise ValueError("its constructor or its build has not passed on privacy and ledger")
+    # `build` may have given another class than the one that is named.
+    _check_untouched(sorted(_overridden(type(strategy))))
     base = _mechanism_of(type(strategy))
     usual = vars(base(plan, **options))
-    _check_untouched(
-        name
-        for name, value in vars(strategy).items()
-        if name in _names_of(base) and (name not in usual or usual[name] != value)
-    )
+    held = vars(strategy)
+    own = {name for name in held.keys() & _names_of(base) if name not in usual}
+    changed = {name for name in usual.keys() - _OF_NO_CLAIM if _differs(held, usual, name)}
+    _check_untouched(sorted(own | changed))
+
+
+def _differs(held: Mapping[str, Any], usual: Mapping[str, Any], name: str) -> bool:
+    """Whether an attribute of a strategy is not what its class has there: of values that cannot be
+    compared, as registries, another kind of them."""
+    found, expected = held.get(name), usual[name]
+    comparable = type(expected).__eq__ is not object.__eq__ or callable(expected)
+    return type(found) is not type(expected) or (comparable and found != expected)
 
 
 def _check_untouched(touched: Iterable[str]) -> None:

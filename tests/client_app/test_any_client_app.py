@@ -17,6 +17,7 @@ from own_project import (
     counted_mod,
     network,
     plain_fedavg,
+    plain_sgd,
     project_app,
     project_grid,
 )
@@ -306,6 +307,29 @@ def test_local_statistics_stay_with_their_client() -> None:
     for node, own in last.items():
         assert not np.array_equal(own, first)
         assert all(not np.array_equal(own, last[other]) for other in last if other != node)
+
+
+def test_loading_by_the_round_begins_with_the_statistics_that_were_kept() -> None:
+    begun: list[tuple[int, np.ndarray]] = []
+
+    def loaded(message: Message, model: torch.nn.Module) -> torch.optim.Optimizer:
+        own = network()
+        Round.of(message).load(own)
+        for found, expected in zip(own.parameters(), model.parameters(), strict=True):
+            assert torch.equal(found, expected)
+        node = message.metadata.dst_node_id
+        begun.append((node, own.state_dict()["1.running_mean"].numpy()))
+        return plain_sgd(message, model)
+
+    final = start(
+        GFedAvg(statistics="local", **OPTIONS), project_grid(prepare=loaded), network(), 2
+    )
+    first = final["1.running_mean"].numpy()
+    of_rounds = [[mean for n, mean in begun if n == node] for node in {n for n, _ in begun}]
+    assert len(of_rounds) == 3
+    for before, after in of_rounds:
+        np.testing.assert_array_equal(before, first)
+        assert not np.array_equal(after, first)
 
 
 def test_a_message_without_a_rule_is_the_app_s() -> None:

@@ -64,6 +64,18 @@ class Quorum(DPFedAvg):
         self.quorum = 3
 
 
+class Chosen(DPFedAvg):
+    @classmethod
+    def build(cls, config, options):
+        return Quiet(**options)
+
+
+class HeadsCounted(DPFedAvg):
+    def __init__(self, privacy, **options):
+        super().__init__(privacy, **options)
+        self._weighting = "num-examples"
+
+
 class Unledgered(DPFedAvg):
     def __init__(self, privacy, ledger=None, **options):
         super().__init__(privacy, **options)
@@ -168,6 +180,8 @@ def private(name: str, folder: Path, **options: object) -> RunConfig:
         ("Behind", "it overrides aggregate of PrivateAveraging"),
         ("OnTheObject", "it overrides constrain of PrivateAveraging"),
         ("Quorum", "it overrides quorum of PrivateAveraging"),
+        ("Chosen", "it overrides _noise of PrivateAveraging"),
+        ("HeadsCounted", "it overrides _weighting of PrivateAveraging"),
         ("Unledgered", "its constructor or its build has not passed on privacy and ledger"),
         ("Cheaper", "its constructor or its build has not passed on privacy and ledger"),
     ],
