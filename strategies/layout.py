@@ -89,7 +89,8 @@ class ModelLayout:
 
     `trainable`: what belongs to w. `averaged`: the statistics that clients send back. `local`:
     those that each client keeps for itself. `sent`: what travels to the clients; the rest stays
-    here. `copies`: second names of tied parameters.
+    here. `copies`: the other names of tied parameters, each with the one in
+    `trainable`.
 
     `dtype` of the vector is float64 if any trainable entry is, else float32: an update keeps the
     precision in which the clients computed it, and half-precision models are averaged in float32.
@@ -132,7 +133,19 @@ class ModelLayout:
         def chosen(names: Sequence[str]) -> tuple[str, ...]:
             return tuple(n for n in names if any(fnmatchcase(n, pattern) for pattern in shared))
 
-        trainable, moving = chosen(entries.parameters), chosen(entries.statistics)
+        # A tied parameter goes by the first of its names that travels.
+        names = {first: [first] for first in entries.parameters}
+        for second, first in entries.copies.items():
+            names.setdefault(first, [first]).append(second)
+        named = {first: chosen(tied)[0] for first, tied in names.items() if chosen(tied)}
+        trainable = tuple(name for name in state if name in named.values())
+        copies = {
+            other: named[first]
+            for first, tied in names.items()
+            for other in tied
+            if first in named and other != named[first]
+        }
+        moving = chosen(entries.statistics)
         if not any(state[name].size for name in trainable):
             raise ValueError("the model has no floating-point parameter to train")
         dtypes = {name: value.dtype for name, value in state.items()}
@@ -144,7 +157,7 @@ class ModelLayout:
             averaged=moving if statistics == "average" else (),
             local=moving if statistics == "local" else (),
             sent=tuple(name for name in chosen(tuple(state)) if name not in frozen),
-            copies={a: b for a, b in entries.copies.items() if b in trainable},
+            copies=copies,
             precision=max(
                 entries.precision, *(float(np.finfo(dtypes[name]).eps) for name in trainable)
             ),

@@ -227,6 +227,21 @@ def test_what_is_tied_counts_once_and_what_is_frozen_does_not_travel() -> None:
     module.load_state_dict(final.to_torch_state_dict())
 
 
+def test_a_tied_parameter_goes_by_the_name_that_travels() -> None:
+    """The second name matches, the first does not: it is w, and both are what was learnt."""
+    module, seen = Tied(), list[set[str]]()
+
+    def train(state: dict[str, np.ndarray]) -> dict[str, Any]:
+        seen.append(set(state))
+        return {**state, "head.weight": state["head.weight"] + 1}
+
+    final = start(GFedAvg(shared=["head.*"]), grid_of(train, train), module, 2)
+    assert seen == [{"head.weight"}] * 4
+    for name in ("head.weight", "embed.weight"):
+        expected = module.embed.weight.detach() + 2
+        np.testing.assert_allclose(final[name].numpy(), expected, rtol=1e-6)
+
+
 def test_only_what_is_shared_travels() -> None:
     module = nn.Sequential(OrderedDict(body=nn.Linear(3, 3), head=nn.Linear(3, 2)))
     first = {name: value.clone() for name, value in module.state_dict().items()}
