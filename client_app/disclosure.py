@@ -56,15 +56,10 @@ def _is_said(claim: Level, figure: str) -> bool:
     return claim in levels
 
 
-def withheld(claim: Level, reply: Message) -> Message:
-    """The reply with nothing in its metrics and its records but what the claim allows, whoever
-    made it: for a client that knows no more of the run than the round's message."""
-    for name, record in list(reply.content.items()):
-        if isinstance(record, MetricRecord):
-            _withhold(claim, record)
-        elif isinstance(record, ConfigRecord) and name != ATTESTED and claim != "none":
-            del reply.content[name]
-    return reply
+def said_in_a_round(claim: Level, metrics: MetricRecord) -> MetricRecord:
+    """What any client says beside its model: under a claim that it counts, and nothing that its
+    app has measured, whatever the name; the server knows the rest from its own message."""
+    return metrics if claim == "none" else MetricRecord({NUM_EXAMPLES: 1})
 
 
 def disclosed(
@@ -115,6 +110,8 @@ def disclosing(message: Message, context: Context, call_next: ClientAppCallable)
     config = make_config(context.run_config)
     try:
         reply = call_next(message, context)
+        if reply.has_error() and not may_say(config, PROBLEM):
+            raise ValueError(f"the app answers with an error: {reply.error.reason}")
     except PublicRefusal:
         raise
     except Exception as error:

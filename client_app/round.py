@@ -42,7 +42,7 @@ from blackthorn.wire import (
     RULE,
 )
 
-from .disclosure import Level, PublicRefusal, withheld
+from .disclosure import Level, PublicRefusal, said_in_a_round
 from .messages import read_round
 from .optimizers import RuleOptimizer, clip_before_steps, trained_by_the_rule
 from .private_update import system_generator
@@ -78,6 +78,7 @@ class Round:
         self._steps = 0
         # The statistics that stay here, as they were trained; only the mod can keep them.
         self.kept: dict[str, np.ndarray] = {}
+        self._sent: ArrayRecord | None = None
         self._by_mod = False
 
     @classmethod
@@ -157,17 +158,17 @@ class Round:
         """The answer to the message: `model` after the rule for updates, the attestation, and of
         the metrics what the claim lets a client say.
 
-        Raises PublicRefusal, one line, where the rule was not carried out in the training.
+        Raises PublicRefusal, one line, where the rule was not carried out in the training, or two
+        names of what the server sent are one parameter of `model`, whose norm would count twice.
         """
         if self.local and not self._by_mod:
             raise PublicRefusal(
                 "statistics = local: nobody keeps this client's own; add "
                 "mods=[blackthorn.client_app.mod] to its ClientApp"
             )
-        record = MetricRecord({NUM_EXAMPLES: num_examples, **(metrics or {})})
-        content = RecordDict({ARRAYS: self.sent(state_of(model)), METRICS: record})
-        content[ATTESTED] = self.attestation.record
-        return withheld(self.level, Message(content, reply_to=self._message))
+        self._check_module(model)
+        self.sent(state_of(model))
+        return self.answer(MetricRecord({NUM_EXAMPLES: num_examples, **(metrics or {})}))
 
     # For the mod.
 
@@ -193,10 +194,50 @@ class Round:
                     f"{self._state[name].shape}"
                 )
         start, moved = layout.flatten(self._state), layout.flatten(trained)
-        self._check_ties(trained)
         sent = self.rule.on_update(start, moved[None], self.local_lr, lambda _: self._told())[0]
         self.kept = {name: np.asarray(trained[name]) for name in self.local}
-        return encode_state(layout.unflatten(sent, self._state, layout.statistics(trained)))
+        self._sent = encode_state(layout.unflatten(sent, self._state, layout.statistics(trained)))
+        return self._sent
+
+    @property
+    def is_carried_out(self) -> bool:
+        """Whether `sent` was asked for what an answer holds."""
+        return self._sent is not None
+
+    def answer(self, metrics: MetricRecord) -> Message:
+        """What `sent` gave last, the attestation, and of the metrics what the claim lets a client
+        say. Nothing else of an app's own is in it.
+
+        Raises RuntimeError before `sent`.
+        """
+        if self._sent is None:
+            raise RuntimeError("the round has no answer yet: the rule was not carried out")
+        content = RecordDict({ARRAYS: self._sent.copy(), ATTESTED: self.attestation.record})
+        content[METRICS] = said_in_a_round(self.level, metrics)
+        return Message(content, reply_to=self._message)
+
+    def check_ties(self, trained: Mapping[str, np.ndarray]) -> None:
+        """For arrays alone, by what was trained: two names with the same numbers are taken for one
+        parameter, whose norm would count twice.
+
+        Raises ValueError without a claim. Under one it is said here alone: whether two are equal
+        may hang on an example, and the bound holds for names that count twice.
+        """
+        if not self._counts_names:
+            return
+        seen: dict[bytes, str] = {}
+        for name in self._layout.trainable:
+            value = trained[name]
+            moved = not np.array_equal(value, self._state[name])
+            if value.size < 2 or not moved or not np.isfinite(value).all():
+                continue
+            key = bytes(repr(value.shape), "ascii") + np.ascontiguousarray(value).tobytes()
+            other = seen.setdefault(key, name)
+            if other == name:
+                continue
+            if self.level == "none":
+                raise ValueError(_tied(name, other))
+            logger.warning("round %d: %s", self.server_round, _tied(name, other))
 
     def _check_training(self) -> None:
         if not self.rule.is_in_training:
@@ -219,22 +260,19 @@ class Round:
         wanted = getattr(self.rule, "local_steps", None)
         return math.inf if wanted is None else float(wanted)
 
-    def _check_ties(self, trained: Mapping[str, np.ndarray]) -> None:
-        """Raises ValueError where two parameters are one: their norm would count twice."""
-        if not (self.rule.changes_updates or self.rule.is_in_training):
-            return
-        seen: dict[bytes, str] = {}
+    @property
+    def _counts_names(self) -> bool:
+        """Whether a parameter with two names counts twice in what the rule does."""
+        return self.rule.changes_updates or self.rule.is_in_training
+
+    def _check_module(self, model: nn.Module) -> None:
+        """By the module, which no example changes: so it is said under every claim."""
+        named = dict(model.named_parameters(remove_duplicate=False)) if self._counts_names else {}
+        first: dict[int, str] = {}
         for name in self._layout.trainable:
-            value = trained[name]
-            if value.size < 2 or np.array_equal(value, self._state[name]):
-                continue
-            key = bytes(repr(value.shape), "ascii") + np.ascontiguousarray(value).tobytes()
-            other = seen.setdefault(key, name)
+            other = first.setdefault(id(named[name]), name) if name in named else name
             if other != name:
-                raise ValueError(
-                    f"{name!r} and {other!r} are one parameter, which would count twice: give the "
-                    "server the module, strategy.start(grid, model), or leave the second name out"
-                )
+                raise PublicRefusal(_tied(name, other))
 
     def _enter_loop(self) -> None:
         if self._in_loop:
@@ -280,6 +318,13 @@ class OpenRound:
 
 def _nonce(message: Message) -> str:
     return str(message.content.config_records.get(CONFIG, ConfigRecord()).get(NONCE, ""))
+
+
+def _tied(name: str, other: str) -> str:
+    return (
+        f"{name!r} and {other!r} are one parameter, which would count twice: give the server the "
+        "module, strategy.start(grid, model), or leave the second name out"
+    )
 
 
 def _names(record: ConfigRecord, key: str) -> tuple[str, ...]:

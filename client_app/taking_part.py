@@ -29,7 +29,7 @@ from blackthorn.wire import (
     RULE,
 )
 
-from .disclosure import UNTOLD, PublicRefusal, withheld
+from .disclosure import UNTOLD, PublicRefusal
 from .node_data import node_client_id
 from .round import OpenRound, Round
 
@@ -92,7 +92,11 @@ def _train(message: Message, context: Context, call_next: ClientAppCallable) -> 
     with OpenRound(message) as current:
         _put_kept(message, context)
         try:
-            reply = call_next(message, context)
+            reply = _carried_out(current, call_next(message, context))
+            if current.local and reply.has_content():
+                kept = {name: np.asarray(value) for name, value in current.kept.items()}
+                context.state[_KEPT] = encode_state(kept)
+            return reply
         except PublicRefusal:
             raise
         except Exception:
@@ -101,25 +105,31 @@ def _train(message: Message, context: Context, call_next: ClientAppCallable) -> 
             # Its text may tell of an example.
             logger.exception("round %d was not answered", current.server_round)
             raise ValueError(UNTOLD) from None
-        if not reply.has_content():
-            return reply
-        if not current.attestation.is_in(reply.content):
-            _carry_out(current, reply)
-        if current.local:
-            kept = {name: np.asarray(value) for name, value in current.kept.items()}
-            context.state[_KEPT] = encode_state(kept)
-        return withheld(current.level, reply)
 
 
-def _carry_out(current: Round, reply: Message) -> None:
-    """The rule on the update that the app answers with, and the attestation."""
+def _carried_out(current: Round, reply: Message) -> Message:
+    """The app's answer with the rule on its update, and the attestation; under a claim made anew,
+    of nothing else that the app has put in."""
+    claims = current.level != "none"
+    if reply.has_error():
+        if claims:
+            raise ValueError(f"the app answers with an error: {reply.error.reason}")
+        return reply
+    if not (current.attestation.is_in(reply.content) and (current.is_carried_out or not claims)):
+        name, trained = _trained(reply)
+        reply.content[name] = current.sent(trained)
+        current.check_ties(trained)
+        reply.content[ATTESTED] = current.attestation.record
+    return current.answer(MetricRecord()) if claims else reply
+
+
+def _trained(reply: Message) -> tuple[str, dict[str, np.ndarray]]:
+    """The reply's one record of arrays. Raises ValueError where there is another number."""
     names = [name for name, one in reply.content.items() if isinstance(one, ArrayRecord)]
     if len(names) != 1:
         raise ValueError(f"the app's reply has {len(names)} records of arrays: 1 is needed")
     record = reply.content.array_records[names[0]]
-    trained = {name: array.numpy() for name, array in record.items()}
-    reply.content[names[0]] = current.sent(trained)
-    reply.content[ATTESTED] = current.attestation.record
+    return names[0], {name: array.numpy() for name, array in record.items()}
 
 
 def _put_kept(message: Message, context: Context) -> None:

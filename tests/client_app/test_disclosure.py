@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 
 from blackthorn.client_app import clientapp as client_app
 from blackthorn.client_app.clientapp import app
-from blackthorn.client_app.disclosure import UNTOLD, PublicRefusal, disclosed
+from blackthorn.client_app.disclosure import UNTOLD, PublicRefusal, disclosed, disclosing
 from blackthorn.client_app.node_data import load_node_client
 from blackthorn.server_app.build import build_strategy
 from blackthorn.server_app.run import evaluation_of
@@ -178,6 +178,21 @@ def test_what_goes_wrong_in_a_round_is_told_to_the_client_alone(
     assert "example 17 is 1e30" in caplog.text
     with pytest.raises(ArithmeticError, match="example 17"):
         everything_sent(make_config(OWN), path)
+
+
+@pytest.mark.parametrize("claim", CLAIMS)
+def test_an_error_that_an_app_answers_with_is_told_as_what_it_raises(claim: str) -> None:
+    def fails(message: Message, _: Context) -> Message:
+        return Message(Error(17, "example 17 is 1e30"), reply_to=message)
+
+    def answered(config: RunConfig) -> Message:
+        context = Context(1, 5, {}, RecordDict(), to_mapping(config))
+        return disclosing(Message(RecordDict(), 5, "train"), context, fails)
+
+    with pytest.raises(ValueError, match="only its own output says why") as raised:
+        answered(make_config({**OWN, **CLAIMS[claim]}))
+    assert "17" not in str(raised.value)
+    assert answered(make_config(OWN)).error.reason == "example 17 is 1e30"
 
 
 def test_a_refusal_of_the_request_is_told_under_a_claim(
