@@ -87,6 +87,8 @@ class FederatedStrategy(RoundHooks, Strategy):
         self._observers = list(observers)
         self._shared, self._statistics = tuple(shared), statistics
         self._registry = ClientRegistry(identity, num_clients)
+        # Clients were waited for, though nobody may have come: they are waited for once.
+        self._has_enrolled = False
         self._local_lr = self._rate.first
         self._evaluation = Evaluation(self._registry, start_timeout)
         self._model: GlobalModel | None = None
@@ -212,7 +214,7 @@ class FederatedStrategy(RoundHooks, Strategy):
         transport = transport_of(grid)
         if self._model is None or not self._model.issued(arrays):
             self._model = self._model_of(arrays)
-        if len(self._registry) == 0:
+        if not self._has_enrolled:
             self._enrol_all(transport)
         self._configured = self._plan_and_write(server_round, config, transport, None)
         return self._configured[1].messages
@@ -313,6 +315,7 @@ class FederatedStrategy(RoundHooks, Strategy):
         # From here on they are the run's.
         self._registry.refusals(transport)
         self.on_enrolment([self._registry[client] for client in self._registry.clients()])
+        self._has_enrolled = True
 
     # A round's beginning and end.
 
@@ -327,9 +330,7 @@ class FederatedStrategy(RoundHooks, Strategy):
         began = time.monotonic()
         patience = min(self._start_timeout, timeout or self._start_timeout)
         least = self._least()
-        since = self._registry.wait_for_any(
-            transport, least, patience, patience if least is None else self._start_timeout
-        )
+        since = self._registry.wait_for_any(transport, least, patience, self._start_timeout)
         model, clients = self._require_model(), self._registry.clients()
         context = rounds.plan_round(self, server_round, self._local_lr, model.current, clients)
         self.rounds_begun += 1

@@ -48,9 +48,9 @@ OPTIONS: dict[str, Row] = {
     ),
     "num_clients": Row(
         "refused",
-        "the plan is for fewer: its denominator and its local figure count on them",
-        lambda value, plan: value > plan.num_clients,
-        "at most the plan's num_clients",
+        "denominator and local figure count on the plan's; a start with fewer keeps others out",
+        lambda value, plan: value != plan.num_clients,
+        "the plan's num_clients",
     ),
     "start_timeout": Row(
         "safe",

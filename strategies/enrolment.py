@@ -30,7 +30,7 @@ _MOST_PROBLEMS = 5
 WAITING = "waiting for %s connected: %g s (start-timeout) at most"
 HELD = "client %d is held by node %d"
 PAUSED = "nobody is connected: the run pauses, for %g s (start-timeout) at most"
-ALONE = "nobody has been connected for %g s: the round is of noise alone, and is charged"
+ALONE = "nobody is connected: rounds are of noise alone, and are charged, until somebody is"
 
 logger = logging.getLogger("blackthorn")
 
@@ -90,6 +90,8 @@ class ClientRegistry:
         self._problems: dict[str, str] = {}
         self._link = GuardedLink()
         self._holders: dict[int, KeyHolder] = {}
+        # Whether the last round began with nobody.
+        self._alone = False
         # Nodes that hold a client which another node holds too, in the order of their answers.
         self._waiting: dict[int, Client] = {}
 
@@ -334,19 +336,26 @@ class ClientRegistry:
         """Refresh; where fewer than `minimum` are connected, give them `timeout` seconds.
 
         A round that nobody can answer would be over at once, and a run with it: where nobody is
-        connected the run pauses, and NotEnoughClients is raised after `pause` seconds, or with
-        `minimum` None it goes on. Where clients are missing, new nodes have a moment to say that
-        they hold them. Returns since when, on the monotonic clock, enough are connected as far as
-        is known: from then the round's time runs.
+        connected the run pauses, and NotEnoughClients is raised after `pause` seconds. Where
+        clients are missing, new nodes have a moment to say that they hold them. With `minimum` None
+        the round begins at once, whoever is connected: were it to wait where one is missing, that
+        one's being there would keep out others, who come back meanwhile. Returns since when, on the
+        monotonic clock, enough are connected as far as is known: from then the round's time runs.
         """
         began = since = time.monotonic()
+        if minimum is None:
+            self.refresh(transport, timeout)
+            was_alone, self._alone = self._alone, not self.online()
+            if self._alone and not was_alone:
+                logger.warning(ALONE)
+            return began
         asked: set[int] = set()
         paused = False
         while True:
             asked |= self.refresh(transport, max(0.0, since + timeout - time.monotonic()))
             waited = time.monotonic() - began
             online = len(self.online())
-            enough = online >= max(1, minimum or 0)
+            enough = online >= max(1, minimum)
             if not enough:
                 since = time.monotonic()
             hopeful = online < len(self._clients) and bool(asked & self.awaited())
@@ -359,13 +368,11 @@ class ClientRegistry:
                 logger.warning(PAUSED, pause)
                 paused = True
             time.sleep(min(transport.polling.nodes, left))
-        if not online and minimum is None:
-            logger.warning(ALONE, pause)
-        elif not online:
+        if not online:
             raise NotEnoughClients(
                 f"nobody has been connected for {pause:g} s (start-timeout){self._reasons()}"
             )
-        elif paused:
+        if paused:
             logger.warning("%d clients are connected: the run goes on", online)
         return since
 

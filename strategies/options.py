@@ -29,7 +29,8 @@ class StrategyOptions(TypedDict, total=False):
         registered key means where nodes authenticate).
     num_clients: clients to wait for before the first round (2), at most start_timeout seconds
         (120); the run goes on with fewer if there are at least min_replies. A run with nobody
-        connected pauses, and ends after as many seconds. With identity
+        connected pauses, and ends after as many seconds; under a central claim it goes on with
+        noise alone, and num_clients is the plan's. With identity
         "query" or "key" the ids are 0 to num_clients - 1, and others are refused.
     min_replies: accepted replies below which a round leaves the model as it was (1).
     fail_after: rounds in a row below that quorum after which `start` gives up (None: never).

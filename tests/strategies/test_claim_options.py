@@ -14,6 +14,7 @@ from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from memory_grid import MemoryGrid, initial_model, quadratic_app, runs, vector_of
 
 from blackthorn import strategies
+from blackthorn.client_app.messages import read_round
 from blackthorn.strategies import (
     ClipNorm,
     FederatedStrategy,
@@ -108,7 +109,7 @@ def test_an_option_without_a_row_is_refused_under_a_claim() -> None:
 BREAKING: dict[str, Any] = {
     "aggregator": RageFilter(CorruptionBound(1)),
     "weighting": "num-examples",
-    "num_clients": CLIENTS + 1,
+    "num_clients": CLIENTS - 1,
     "min_replies": 2,
     "fail_after": 2,
     "enough_replies": 2,
@@ -118,7 +119,6 @@ HARMLESS: dict[str, Any] = {
     "server_step": ServerStep(1.0, 0.0, 1e6),
     "identity": "query",
     "start_timeout": 60.0,
-    "num_clients": 2,
     "min_replies": 1,
     "evaluate_every": 2,
     "output": OutputIterate("best"),
@@ -142,6 +142,13 @@ def test_what_breaks_the_claim_is_refused_in_one_line(option: str) -> None:
     assert "claim = False" in str(caught.value)
     assert "\n" not in str(caught.value)
     DPFedAvg(plan(claim=False), **{option: BREAKING[option]})
+
+
+@pytest.mark.parametrize("number", [1, CLIENTS + 1])
+def test_a_run_waits_for_the_plan_s_clients_and_no_others(number: int) -> None:
+    with pytest.raises(ValueError, match=f"num_clients = {number} .*; use the plan's num_clients"):
+        DPFedAvg(plan(), num_clients=number)
+    DPFedAvg(plan(), num_clients=CLIENTS)
 
 
 def test_participation_is_the_plan_s_with_and_without_a_claim() -> None:
@@ -200,6 +207,56 @@ def test_who_comes_late_is_not_asked_whether_or_not_another_is_there(there: bool
     strategy.start(over, initial_model(), num_rounds=3, timeout=30.0)
     asked = [m.metadata.dst_node_id for m in over.sent]
     assert asked == 3 * ([10, 11] if there else [11])
+
+
+def others_asked(over: MemoryGrid) -> list[tuple[int, int]]:
+    """Round and node of every message to another node than 10."""
+    asked = [(read_round(m).server_round, m.metadata.dst_node_id) for m in over.sent]
+    return [(server_round, node) for server_round, node in asked if node != 10]
+
+
+def test_a_round_lets_in_nobody_whom_one_client_s_being_there_would_have_kept_out() -> None:
+    """The others are away for a moment before round 2."""
+
+    class Away(MemoryGrid):
+        looks_away = 0
+
+        def get_node_ids(self) -> list[int]:
+            self.looks_away -= 1
+            return [n for n in super().get_node_ids() if n == 10 or self.looks_away < 0]
+
+    def others(there: bool) -> list[tuple[int, int]]:
+        over = Away({node: app for node, app in grid(3).nodes.items() if there or node != 10})
+
+        def leave(_: Any) -> None:
+            over.looks_away = 3
+
+        strategy = DPFedAvg(
+            plan(num_clients=3), local_rate=0.125, observers=[leave], start_timeout=0.5
+        )
+        strategy.start(over, initial_model(), num_rounds=2, timeout=30.0)
+        return others_asked(over)
+
+    assert others(there=True) == others(there=False) == [(1, 11), (1, 12)]
+
+
+def test_a_loop_of_one_s_own_waits_for_clients_once_whoever_has_come() -> None:
+    def others(there: bool) -> list[tuple[int, int]]:
+        over, arrays = grid(3), initial_model()
+        late = {node: over.nodes.pop(node) for node in (11, 12)}
+        if not there:
+            del over.nodes[10]
+        strategy = DPFedAvg(plan(num_clients=3), local_rate=0.125, start_timeout=0.2)
+        for server_round in (1, 2):
+            messages = strategy.configure_train(server_round, arrays, ConfigRecord(), over)
+            replies = over.send_and_receive(messages)
+            found, _ = strategy.aggregate_train(server_round, replies)
+            assert found is not None
+            arrays = found
+            over.nodes |= late
+        return others_asked(over)
+
+    assert others(there=True) == others(there=False) == []
 
 
 @pytest.mark.parametrize("others", ["leave after a round", "never come"])

@@ -9,12 +9,13 @@ import pytest
 from enrolling_nodes import LONG, SHORT, holds, settle
 from flwr.app import Message
 from memory_grid import (
+    Answer,
     MemoryGrid,
     silence,
 )
 
 from blackthorn.strategies import NotEnoughClients
-from blackthorn.strategies.enrolment import ClientRegistry
+from blackthorn.strategies.enrolment import ALONE, ClientRegistry
 
 
 @pytest.fixture
@@ -180,3 +181,26 @@ def test_the_moment_ends() -> None:
     began = time.monotonic()
     registry.wait_for_any(grid, 1, LONG, LONG)
     assert time.monotonic() - began < LONG / 2
+
+
+@pytest.mark.parametrize("there", [{}, {200: holds(0)}, {200: silence}, {100: holds(0)}])
+def test_without_a_minimum_a_round_begins_at_once_whoever_is_connected(
+    there: dict[int, Answer],
+) -> None:
+    registry = ClientRegistry("query", grace=LONG)
+    settle(registry, MemoryGrid({100: holds(0), 101: holds(1)}))
+    began = time.monotonic()
+    assert began <= registry.wait_for_any(MemoryGrid(there), None, LONG, LONG) < began + LONG / 2
+    assert time.monotonic() - began < LONG / 2
+
+
+def test_without_a_minimum_nobody_is_said_once_until_somebody_is_back(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    nodes = {100: holds(0)}
+    registry = ClientRegistry("query")
+    settle(registry, MemoryGrid(nodes))
+    with caplog.at_level(logging.WARNING, "blackthorn"):
+        for there in ({}, {}, nodes, {}):
+            registry.wait_for_any(MemoryGrid(there), None, LONG, LONG)
+    assert [record.getMessage() for record in caplog.records] == [ALONE, ALONE]
