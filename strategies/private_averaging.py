@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack
 
+import numpy as np
 import torch
 from flwr.serverapp.strategy import Result
 
@@ -254,7 +255,8 @@ class PrivateAveraging(FederatedStrategy):
             rows = torch.isfinite(bounded).all(dim=1, keepdim=True)
             total = torch.einsum("k,kd->d", shares, bounded.where(rows, 0.0))
         size = self.privacy.cohort_size
-        vector = total + self._noise(self._owed(len(updates)), context) / size
+        noise = self._noise(self._owed(len(updates)), context)
+        vector = total + (noise * self._roundings_owed(len(updates), context)) / size
         vector = on_grid(vector, self._deviation(context) / size)
         kept = torch.ones(len(updates), dtype=torch.bool)
         return Aggregate(vector.to(updates.dtype), shares, kept, 0)
@@ -312,12 +314,29 @@ class PrivateAveraging(FederatedStrategy):
 
     def _owed(self, replies: int) -> float:
         """The share of the variance (z C)² that the server adds: what the clients' messages did
-        not bring."""
+        not bring, and one share more, whoever answered.
+
+        Clients' models are rounded, so that their sum lies on a lattice, and where they alone bring
+        the noise the last bits of the new model tell that everybody has answered. A share, four
+        roundings wide at least (`check_resolution`), leaves no lattice.
+        """
         if self.privacy.noise_location == "server":
             return 1.0
         # Only where nothing is claimed is there no top-up.
         missing = missing_share(self.privacy.noise_shares, replies)
-        return missing if self.privacy.top_up else 0.0
+        return missing + 1 / self.privacy.noise_shares if self.privacy.top_up else 0.0
+
+    def _roundings_owed(self, replies: int, context: RoundContext) -> torch.Tensor | float:
+        """By how much the server's noise is longer [d] where clients did not answer, whose rounding
+        of their models, h_j²/12 for each, would show in the noise's size by its absence."""
+        plan = self.privacy
+        owed = plan.noise_shares - replies
+        if plan.noise_location == "server" or not plan.top_up or owed <= 0:
+            return 1.0
+        steps = torch.from_numpy(np.spacing(context.model.to(self._sent_in).abs().numpy()))
+        rounded = (steps.double() / context.local_lr).square() * (owed / 12)
+        added = self._deviation(context) ** 2 * self._owed(replies)
+        return torch.sqrt(1 + rounded / added) if added > 0 else 1.0
 
     def _charge(self) -> None:
         if not self.has_central_claim:

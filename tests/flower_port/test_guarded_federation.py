@@ -67,7 +67,7 @@ SETTINGS = {
 
 @dataclass
 class Memory:
-    """Resident bytes of a server's processes together: after the first round, and at most."""
+    """Bytes of memory of a server's processes together: after the first round, and at most."""
 
     at_first: int = 0
     most: int = 0
@@ -82,10 +82,12 @@ class Memory:
 
 
 def resident(process: int) -> int:
+    """What a process shares with others, as one that was just forked all of it, counts in part."""
     try:
-        return int(Path(f"/proc/{process}/statm").read_text().split()[1]) * 4096
+        lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
     except OSError:
         return 0
+    return sum(1024 * int(line.split()[1]) for line in lines if line.startswith("Pss:"))
 
 
 def mark_of(server: int) -> bytes:

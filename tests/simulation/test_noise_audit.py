@@ -114,12 +114,11 @@ def test_the_attack_finds_a_client_that_falls_short(module: ModuleType, old: str
         assert by_size(client_recipe(), runs=20).refutes
 
 
-def test_noise_that_no_client_adds_shows_in_what_is_released() -> None:
-    """Without the canary the server adds its share, a ninth of the variance, and with it nothing is
-    there: one threshold is right 19 times in 20."""
+def test_noise_that_no_client_adds_shows_in_one_of_the_attacks() -> None:
+    """What is released then has two ninths of the variance at most, all of it the server's."""
     with mutated(bounded_update, ("update + noise if finite", "update if finite")):
         result = audit(client_recipe(), canaries=10, runs=120)
-    assert result.findings[CENTRAL].refutes
+    assert any(finding.refutes for finding in result.findings)
 
 
 @pytest.mark.parametrize("kind", [NoTopUp, HalfTopUp])

@@ -159,8 +159,9 @@ def test_the_noise_that_nobody_added_is_the_server_s() -> None:
 
     found = np.concatenate([aggregate() for _ in range(60)])
     assert len(found) == 60 * DIMENSION
-    # Standard normal numbers, z C = 1: six standard deviations of their spread.
-    assert found.std() == pytest.approx(1.0, abs=6 / np.sqrt(2 * len(found)))
+    # Normal numbers, z C = 1, and of two shares one more: six standard deviations of their spread.
+    expected = np.sqrt(1.5)
+    assert found.std() == pytest.approx(expected, abs=6 * expected / np.sqrt(2 * len(found)))
 
 
 @pytest.mark.parametrize(

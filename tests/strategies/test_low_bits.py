@@ -16,7 +16,14 @@ from blackthorn.client_app.dp_sgd import DPSGD, train_dp_sgd
 from blackthorn.client_app.messages import RoundRequest
 from blackthorn.client_app.private_update import noised_models
 from blackthorn.settings.config import make_config
-from blackthorn.strategies import ClipNorm, DPFedAvg, DPNormFedAvg, PrivacyPlan
+from blackthorn.strategies import (
+    ClipNorm,
+    DPFedAvg,
+    DPNormFedAvg,
+    FullParticipation,
+    PrivacyPlan,
+    RoundContext,
+)
 from blackthorn.strategies.attestation import (
     SentRule,
 )
@@ -132,3 +139,39 @@ def test_the_grid_is_fine_beside_the_noise_and_coarse_beside_its_gaps(deviation:
     assert 0 < np.abs(grid - noise).max() <= 2.0**-21 * deviation
     gaps = np.diff(ndtri((0.5 + np.arange(2) * 2.0**-53) / 2))
     assert gaps[0] < 2.0**-30 * 2.0**-20
+
+
+def share_of_even_bits(missing: int, **changed: Any) -> float:
+    """Of the last bits of a new model whose clients have trained nothing, each bringing its share
+    of the noise in a model that is rounded to float32; `missing` of the eight do not answer."""
+    count, bound, z = 8, 1e-3, 4.0
+    generator = np.random.default_rng(missing)
+    start = torch.from_numpy(generator.uniform(0.6, 0.9, 40_000).astype(np.float32))
+    plan = PrivacyPlan(
+        ClipNorm(bound, "parameter"),
+        z,
+        num_clients=count,
+        rounds=1,
+        participation=FullParticipation(),
+        delta=0.01,
+        noise_location="client",
+    )
+    strategy = DPFedAvg(plan)
+    strategy._sent_in = torch.float32
+    for name, value in changed.items():
+        setattr(strategy, name, value)
+    shares = z * bound / count**0.5 * generator.standard_normal((count - missing, len(start)))
+    models = (start.double() - torch.from_numpy(shares)).float()
+    updates = start - models
+    weights = torch.full((len(updates),), 1 / len(updates), dtype=torch.float64)
+    vector = strategy.combine(updates, weights, RoundContext(1, 1.0, start)).vector
+    bits = (start - vector).numpy().view(np.int32) % 2
+    return float((bits == 0).mean())
+
+
+def test_the_last_bits_do_not_tell_whether_everybody_answered() -> None:
+    """Six deviations of a fair coin; where the server adds nothing they are even too often."""
+    six = 6 * 0.5 / 40_000**0.5
+    for missing in (0, 1, 3):
+        assert share_of_even_bits(missing) == pytest.approx(0.5, abs=six)
+    assert share_of_even_bits(0, _owed=lambda _: 0.0) > 0.5 + 3 * six
