@@ -75,8 +75,10 @@ def test_ledger_and_noise_agree_when_a_client_is_killed(
     assert multipliers == [Z] * ROUNDS
     path = models(config, tmp_path)
     for before, now, multiplier in zip(path[:-1], path[1:], multipliers, strict=True):
-        # r = 4; a standard deviation of 15 010 numbers is known to 0.6 %.
-        assert (now - before).std() / LR * CLIENTS == pytest.approx(multiplier * C, rel=0.035)
+        # r = 4, and four shares with one more of the server's; a standard deviation of 15 010
+        # numbers is known to 0.6 %.
+        expected = multiplier * C * (1 + 1 / CLIENTS) ** 0.5
+        assert (now - before).std() / LR * CLIENTS == pytest.approx(expected, rel=0.035)
     assert summary["privacy"]["epsilon"] == pytest.approx(spent(charges, 1e-4).epsilon)
     assert summary["privacy"]["local"]["epsilon"] > summary["privacy"]["epsilon"]
     assert all("rejected" not in line for line in read_metrics(tmp_path))
