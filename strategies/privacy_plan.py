@@ -57,7 +57,8 @@ class PrivacyPlan:
     (neighbours add-remove), FixedParticipation (zero-out or replace-one) or FullParticipation (any
     of the three). noise_location: "server" draws the noise once; "client": every invited client
     adds its share 1/s of the variance, s = `noise_shares`. top_up: the server adds the shares that
-    nobody brought; without it nothing is claimed, since the variance would tell who answered.
+    nobody brought and one of its own, (1 + 1/s)(z C)² in all; without it nothing is claimed, since
+    the variance would tell who answered.
     max_epsilon: the run ends before the round that would cost more. claim: whether a figure may be
     reported. insecure_seed: sampling and noise from this seed, which forfeits the claim.
 

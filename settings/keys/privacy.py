@@ -44,7 +44,8 @@ class Privacy(KeyGroup):
     )
     noise_top_up: Annotated[bool, by("noise-location", "client")] = Field(
         True,
-        description="The server adds the share of those that failed; false claims nothing.",
+        description="The server adds the shares of those that failed and one of its own; "
+        "false claims nothing.",
     )
     max_epsilon: float = Field(
         0.0, ge=0, description="The run ends before the round that would pass it; 0: no limit."
