@@ -29,6 +29,10 @@ export RAY_USAGE_STATS_ENABLED := 0
 
 setup: $(TESTS_READY)
 
+# How much there is to fetch is the sum of the wheels that these versions have for Python 3.11 on
+# Linux x86-64, by their index (2026-11-30); pip fetches less where its cache has some.
+, := ,
+
 $(READY): pyproject.toml constraints.txt
 	@command -v $(PYTHON) >/dev/null 2>&1 || { \
 	  echo "error: $(PYTHON) not found. Install Python 3.11 or later, or name one: make PYTHON=/path/to/python3"; exit 2; }
@@ -36,16 +40,18 @@ $(READY): pyproject.toml constraints.txt
 	  echo "error: Blackthorn needs Python 3.11 or later; $(PYTHON) is $$($(PYTHON) -V 2>&1). Name another: make PYTHON=/path/to/python3.11"; exit 2; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { \
 	  echo "error: $(PYTHON) cannot make a virtual environment (on Debian: apt install python3-venv)"; exit 2; }
-	@echo "Installing into $(VENV) (PyTorch is large: some minutes the first time)..."
-	@if [ -n "$(TORCH_INDEX_URL)" ]; then \
-	  $(BIN)/python -m pip install -q -c constraints.txt --index-url "$(TORCH_INDEX_URL)" torch torchvision; fi
+	@echo "Installing into $(VENV), which takes some minutes and up to 7 GB the first time:"
+	@echo "  1/2 PyTorch$(if $(TORCH_INDEX_URL), from $(TORCH_INDEX_URL),: on Linux with CUDA$(,) about 3000 MB to fetch)"
+	@$(BIN)/python -m pip install -q -c constraints.txt \
+	  $(if $(TORCH_INDEX_URL),--index-url "$(TORCH_INDEX_URL)") torch torchvision
+	@echo "  2/2 Flower and what else the commands need: about 220 MB"
 	@$(BIN)/python -m pip install -q -c constraints.txt "hatchling>=1.26" "editables>=0.5"
 	@$(BIN)/python -m pip install -q -c constraints.txt --no-build-isolation -e ".[app]"
 	@touch $(READY)
 
 # What the tests, the checks and Flower's own simulation need beyond.
 $(TESTS_READY): $(READY)
-	@echo "Installing the developers' tools..."
+	@echo "Installing the developers' tools: about 110 MB"
 	@$(BIN)/python -m pip install -q -c constraints.txt --no-build-isolation -e ".[app,simulation,dev]"
 	@touch $(TESTS_READY)
 
@@ -58,16 +64,16 @@ lint: $(TESTS_READY)
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo --no-cache
 
-# Tests wait for processes half of their time, so that there are twice as many as two cores have
-# room for. Each takes some two GB: TEST_PROCESSES=1 where there are less than ten.
-TEST_PROCESSES ?= 4
+# Two cores' worth, and one for what waits. Each collects all tests for itself, which takes as long
+# as some hundreds of them, and some two GB: TEST_PROCESSES=1 where there are less than eight.
+TEST_PROCESSES ?= 3
 test: lint
 	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal \
-	  -m "not deployment and not docker and not slow"
+	  -m "not deployment and not docker and not slow" --durations=20
 
 # Two files at a time: each has clusters that its tests share.
 test-deployment: $(TESTS_READY)
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "deployment and not slow"
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "deployment and not slow" --durations=20
 
 test-docker: $(TESTS_READY)
 	$(BIN)/python -m pytest -m docker
@@ -81,14 +87,15 @@ $(NEWEST)/.ready: newest-flower.txt $(TESTS_READY)
 	@$(BIN)/python -m pip --python $(NEWEST)/bin/python install -q --ignore-installed --no-deps -r newest-flower.txt
 	@touch $@
 
-# Every test file in which messages are made, sent or answered, and which starts no command; and
-# what an installation without extras brings, which has this Flower.
+# Of every strategy and of ClientApps a test file in which messages are made, sent or answered, and
+# which starts no command; and what an installation without extras brings, which has this Flower.
 ON_NEWEST_FLOWER := $(addprefix tests/,test_golden_models.py simulation/test_engine.py \
   $(patsubst %,flower_port/test_%.py,http_rounds reply_pull transports versions) \
-  $(patsubst %,strategies/test_%.py,array_codec attestation bad_replies base clipping_strategies \
-    enrolment evaluation fed_langevin hooks private_averaging quorum rounds screening \
-    what_a_client_learns) \
-  $(patsubst %,client_app/test_%.py,disclosure noised_models) \
+  $(patsubst %,strategies/test_%.py,adaptive_threshold array_codec attestation bad_replies base \
+    biclip client_momentum clipping_strategies enrolment error_feedback evaluation fed_langevin hooks \
+    private_averaging quorum rounds screening turns what_a_client_learns) \
+  $(patsubst %,client_app/test_%.py,any_client_app disclosure mod_counts mod_under_a_claim \
+    noised_models) \
   $(patsubst %,attacks/test_%.py,attacking_grid misbehaviour) \
   test_wheel.py::test_without_an_extra_the_library_imports_and_runs)
 test-newest-flower: $(NEWEST)/.ready

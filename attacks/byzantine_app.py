@@ -25,7 +25,7 @@ from torch import Tensor
 from blackthorn.randomness import Stream, generator_of
 from blackthorn.settings.catalogue import SERVER_RULE, load
 from blackthorn.settings.config import make_config
-from blackthorn.wire import ARRAYS, CLIENT_ID, LOCAL_LR, POISON, SEED, SERVER_ROUND
+from blackthorn.wire import CLIENT_ID, LOCAL_LR, POISON, SEED, SERVER_ROUND
 
 from .adaptive import RuleAt, ServerRule
 from .collusion import Accomplices, CollusionFailed
@@ -85,7 +85,7 @@ def _lie(
 ) -> Message:
     config = round_config(message)
     local_lr = number(config, LOCAL_LR, 1.0)
-    model = FlatModel(message.content.array_records[ARRAYS])
+    model = FlatModel.of(message)
     own = model.update(reply, local_lr)
     together = None if accomplices is None else _shared(accomplices, message, own)
     updates, row = (own.unsqueeze(0), 0) if together is None else together

@@ -1,30 +1,42 @@
 """Between a client's reply and its update as a vector.
 
-u = (w - w_i) / eta_l over the floating arrays of the global model's ArrayRecord, flattened and
-joined in its order: d numbers, float32 or, where the model has float64 arrays, float64. Other
-arrays (counters) are not part of u.
+u = (w - w_i) / eta_l over what the server's message names as the model's parameters or, where it
+names none, the floating arrays of its ArrayRecord, flattened and joined in its order: d numbers,
+float32 or, where the model has float64 arrays, float64. Other arrays (statistics, counters) are not
+part of u: a lie about them is found out, and a corrupt client sends its honest ones.
 """
 
 import copy
+from collections.abc import Sequence
 
 import numpy as np
 import torch
-from flwr.app import Array, ArrayRecord, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from torch import Tensor
 
-from blackthorn.wire import ARRAYS
+from blackthorn.wire import ARRAYS, LAYOUT, PARAMETERS
 
 
 class FlatModel:
     """The global model of a round, to measure updates from and to forge replies with."""
 
-    def __init__(self, record: ArrayRecord) -> None:
-        """Decode `record`; its arrays keep their order."""
+    def __init__(self, record: ArrayRecord, parameters: Sequence[str] = ()) -> None:
+        """Decode `record`; its arrays, of which `parameters` are u's, keep their order."""
         arrays = {name: array.numpy() for name, array in record.items()}
         self._floating = {
-            name: array for name, array in arrays.items() if np.issubdtype(array.dtype, np.floating)
+            name: array
+            for name, array in arrays.items()
+            if (name in parameters if parameters else np.issubdtype(array.dtype, np.floating))
         }
         self._dtype = np.result_type(np.float32, *(a.dtype for a in self._floating.values()))
+
+    @classmethod
+    def of(cls, message: Message) -> "FlatModel":
+        """The model that a train message of the server's holds."""
+        layout = message.content.config_records.get(LAYOUT, ConfigRecord())
+        names = layout.get(PARAMETERS, [])
+        parameters = [str(name) for name in names] if isinstance(names, list) else []
+        return cls(message.content.array_records[ARRAYS], parameters)
 
     @property
     def vector(self) -> Tensor:

@@ -44,6 +44,8 @@ def expected_cohort(context: Context) -> int:
         count = run.get("clients-per-round", count)
     if run.get("participation") == "poisson":
         count = float(run.get("sample-rate", 1.0)) * float(count)
+    if run.get("participation") == "rotating":
+        count = float(count) / float(run.get("bands", 1))
     return max(1, round(float(count)))
 
 

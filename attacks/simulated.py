@@ -14,17 +14,15 @@ import torch
 from flwr.app import Error, Message, RecordDict
 from flwr.serverapp import Grid
 
-from blackthorn.flower_port.synchronous import SynchronousGrid
+from blackthorn.flower_port.synchronous import CLIENT_APP_RAISED, SynchronousGrid
 from blackthorn.flower_port.transports import transport_of
 from blackthorn.randomness import Stream, generator_of
-from blackthorn.wire import ARRAYS, CLIENT_ID, LOCAL_LR, POISON, SERVER_ROUND
+from blackthorn.wire import CLIENT_ID, LOCAL_LR, POISON, SERVER_ROUND
 
 from .adaptive import RuleAt
 from .model_records import FlatModel
 from .registry import DataAttack, ReplyAttack, VectorAttack, get
 from .round_config import number, round_config
-
-_CLIENT_APP_RAISED = 2  # Flower's code for a ClientApp that raised an exception
 
 
 def fixed_corrupt(num_clients: int, num_byzantine: int) -> Callable[[int], set[int]]:
@@ -158,7 +156,7 @@ class AttackingGrid(SynchronousGrid):
     ) -> dict[int, Message | None]:
         """What attackers that share their updates send."""
         order = attackers[0].order
-        model = FlatModel(order.message.content.array_records[ARRAYS])
+        model = FlatModel.of(order.message)
         vectors = attack(
             _updates(model, attackers),
             num_clients=num_clients,
@@ -255,7 +253,7 @@ def _misbehave(attack: ReplyAttack, attacker: _Answer) -> Message | None:
         return None
     if attack.absence == "error":
         reason = f"client {attacker.order.client_id} refuses to answer"
-        return Message(Error(_CLIENT_APP_RAISED, reason), reply_to=attacker.order.message)
+        return Message(Error(CLIENT_APP_RAISED, reason), reply_to=attacker.order.message)
     return attack(attacker.reply)
 
 

@@ -3,17 +3,18 @@
 A stream's generator is Philox, keyed through NumPy's SeedSequence by (seed; stream, numbers): the
 stream's own number stands in the key, and every number after it in two words, so that no two
 streams, rounds or clients can share a key. Nothing here is secret: every client is told the seed.
-What a privacy claim rests on is `strategies.entropy`'s, and the noise that FA-LD's clients share is
+What a privacy claim rests on is `strategies.noise`'s, and the noise that FA-LD's clients share is
 `strategies.shared_noise`'s, which every platform has to draw alike.
 """
 
-from enum import IntEnum
+from enum import IntEnum, unique
 
 import numpy as np
 
 _WORD = 32
 
 
+@unique
 class Stream(IntEnum):
     """Who draws from it, and what follows the seed in its key."""
 
@@ -23,14 +24,19 @@ class Stream(IntEnum):
     LANGEVIN = 3  # FA-LD's noise of a client, with langevin-seed: round, client
     CLIENT_NOISE = 4  # a client's share of the noise, with insecure-seeded-noise: round, client
     DP_SGD = 5  # DP-SGD's batches and noise, with insecure-seeded-noise: round, client
-    OWN_MODEL = 19  # what an own model draws in a client's training, under a claim: round, client
+    SECURE_NOISE = 24  # rounding and noise of a masked update, with insecure-seeded-noise: as above
+    OWN_MODEL = 19  # what own code draws in the training of a client on its own: round, client
+    OWN_DATA = 22  # what own code draws that loads a client's examples: client
     # The server's: strategies, server_app, recording, reporting.
     PARTICIPATION = 6  # the cohort: round
     SEND_ORDER = 7  # in which order a cohort is asked: round
     RULE = 8  # what an aggregator draws: round
     OUTPUT_ITERATE = 9  # the iterate that is handed out
+    COUNT_NOISE = 21  # the noise of an adaptive threshold's count, with insecure_seed: round
+    GROUPS = 20  # into which groups clients that take turns are dealt
     PRIVATE_PARTICIPATION = 10  # the cohort of a plan with insecure_seed: round
     SERVER_NOISE = 11  # the server's noise of a plan with insecure_seed: round
+    SECURE_SESSION = 23  # the name of a session of a plan with insecure_seed: round
     TAIL_INDEX = 12  # the instruments' partition: round
     RESERVOIR = 13  # which posterior sample gives way: number of the sample
     TRACES = 14  # the coordinates that are traced

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from blackthorn.strategies.accounting import Charge, Release
-from blackthorn.strategies.durable_file import PRIVATE_FOLDER
+from blackthorn.strategies.durable_file import PRIVATE_FOLDER, FileInUse, LockedFile
 from blackthorn.strategies.ledger_file import (
     FORMAT,
     begins_anew,
@@ -26,7 +26,6 @@ from blackthorn.strategies.ledger_file import (
     refuse_copy,
     was_elsewhere,
 )
-from blackthorn.strategies.locked_file import FileInUse, LockedFile
 
 _KIND = "client"
 # Several of a client's programs may want it at once, each for some milliseconds.
@@ -67,6 +66,11 @@ class Sent:
         self.last_round[str(run_id)] = max(last, server_round)
         _append(self.local, local)
         _append(self.sample, sample)
+
+
+def tell_exactly(sent: Sent) -> None:
+    """Count an answer that no noise covers, beside a run's rounds."""
+    sent.told_exactly = True
 
 
 class ClientLedger:

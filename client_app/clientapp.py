@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from flwr.app import ConfigRecord, Context, Message
@@ -9,74 +10,95 @@ from flwr.clientapp import ClientApp
 from torch import Tensor
 
 from blackthorn.flower_port.programs import answer_with
-from blackthorn.randomness import Stream, generator_of
 from blackthorn.settings.config import RunConfig, make_config
+from blackthorn.settings.derived import chain_seed, trains_alone
 from blackthorn.settings.own_code import is_own_code
 from blackthorn.settings.privacy_checks import claims_privacy
 from blackthorn.strategies.local_rule import LocalRule, LocalSGD, LocalSteps
-from blackthorn.tasks.evaluation import evaluate
 from blackthorn.tasks.flat_model import FlatModel
+from blackthorn.tasks.global_generators import global_generators_kept, seed_global_generators
 from blackthorn.tasks.shards import Shard
 
 from .configured_rule import asked_start, check_rule
 from .disclosure import disclosing
 from .dp_sgd import sample_epsilon, train_clients_privately
-from .global_generators import global_generators_kept, seed_global_generators
+from .masking import masking
 from .messages import (
     RoundRequest,
     enrolment_refusal,
     enrolment_reply,
-    evaluate_reply,
-    read_model,
     read_round,
+    series_of,
     train_reply,
     trained_arrays,
 )
-from .node_data import NodeClient, load_node_client, node_client_id
+from .node_data import (
+    NodeClient,
+    keep_update,
+    kept_update,
+    load_node_client,
+    node_client_id,
+)
 from .permitting import permitting
 from .private_update import noised_models, rounds_of
-from .training import ClientGenerators, train_clients, training_device
+from .trained_alone import evaluate_alone, train_alone
+from .training import ClientGenerators, own_code_seed, train_clients, training_device
 
 _TRAINED = "rounds-trained"
 
-logger = logging.getLogger("blackthorn")
+logger = logging.getLogger("blackthorn.clients")
 
-app = ClientApp(mods=[permitting, disclosing])
+app = ClientApp(mods=[masking, permitting, disclosing])
 
 
-def local_training(
-    config: RunConfig, rule: LocalRule, requests: Sequence[RoundRequest], clients: Sequence[int]
-) -> LocalSteps:
-    """The local training of `clients` in a round, as the run configuration and the rule say."""
+@dataclass(frozen=True)
+class LocalRound:
+    """What is trained in a round, of clients side by side: from `start` w_t [d], or [B, d], by
+    `rule`, each on its own of the `shards`. `requests`: what the server asks of each; `keys`: the
+    seed, round and client of their generators."""
+
+    rule: LocalRule
+    start: Tensor
+    shards: Sequence[Shard]
+    requests: Sequence[RoundRequest]
+    keys: Sequence[tuple[int, int, int]]
+
+    @property
+    def clients(self) -> list[int]:
+        """Who trains."""
+        return [client for _, _, client in self.keys]
+
+    def alone(self, row: int) -> "LocalRound":
+        """That of one client."""
+        start = self.start.expand(len(self.keys), -1)[row]
+        own = slice(row, row + 1)
+        return LocalRound(self.rule, start, self.shards[own], self.requests[own], self.keys[own])
+
+
+def local_training(config: RunConfig, work: LocalRound) -> LocalSteps:
+    """The local training in a round, as the run configuration and the rule say."""
     sgd = LocalSGD(
         steps=config.local_steps,
         batch_size=config.batch_size,
-        learning_rate=requests[0].local_lr,
+        learning_rate=work.requests[0].local_lr,
         weight_decay=config.weight_decay,
-        rule=rule,
+        rule=work.rule,
     )
-    return rule.steps(sgd, len(clients), rounds_of(config, requests, clients))
+    round_of = rounds_of(config, work.requests, work.clients)
+    return work.rule.steps(sgd, len(work.keys), round_of)
 
 
-def trained_norms(
-    config: RunConfig, rule: LocalRule, start: torch.Tensor, params: torch.Tensor, local_lr: float
-) -> list[float | None]:
+def trained_norms(config: RunConfig, work: LocalRound, params: Tensor) -> list[float | None]:
     """What the B clients say of their models for the server's instruments, where it has any."""
     if not config.instruments:
         return [None] * len(params)
-    return rule.trained_norms(start, params, local_lr)
+    return work.rule.trained_norms(work.start, params, work.requests[0].local_lr)
 
 
 def train_as_configured(
-    config: RunConfig,
-    model: FlatModel,
-    start: Tensor,
-    shards: Sequence[Shard],
-    rule: LocalRule,
-    requests: Sequence[RoundRequest],
-    keys: Sequence[tuple[int, int, int]],
+    config: RunConfig, model: FlatModel, work: LocalRound
 ) -> tuple[Tensor, Tensor]:
-    """`train_clients`, by the steps of `rule`; a key is a client's seed, round and number.
+    """`train_clients`, by the steps of the rule.
 
     Under a central claim a model of one's own, or of a task of one's own, which may draw random
     numbers or remember in `forward`, is trained for each client apart: one client's being there
@@ -84,31 +106,23 @@ def train_as_configured(
     """
     own = is_own_code(config.model) or is_own_code(config.task)
     if own and claims_privacy(config):
-        return _train_apart(config, model, start, shards, rule, requests, keys)
-    steps = local_training(config, rule, requests, [client for _, _, client in keys])
-    return train_clients(model, start, shards, steps, ClientGenerators(keys))
+        return _train_apart(config, model, work)
+    steps, batches = local_training(config, work), ClientGenerators(work.keys)
+    return train_clients(model, work.start, work.shards, steps, batches)
 
 
-def _train_apart(
-    config: RunConfig,
-    model: FlatModel,
-    start: Tensor,
-    shards: Sequence[Shard],
-    rule: LocalRule,
-    requests: Sequence[RoundRequest],
-    keys: Sequence[tuple[int, int, int]],
-) -> tuple[Tensor, Tensor]:
+def _train_apart(config: RunConfig, model: FlatModel, work: LocalRound) -> tuple[Tensor, Tensor]:
     """Each client with a copy of the module as it was loaded, and global generators of its own."""
-    starts = start.expand(len(shards), start.shape[-1])
-    params, losses = torch.empty_like(starts), start.new_empty(len(shards))
-    for i, (shard, request, key) in enumerate(zip(shards, requests, keys, strict=True)):
-        seed = int(generator_of(Stream.OWN_MODEL, *key).integers(2**32))
-        batches = ClientGenerators([key])
-        steps = local_training(config, rule, [request], [key[2]])
+    num_clients, dimension = len(work.keys), work.start.shape[-1]
+    params = work.start.new_empty(num_clients, dimension)
+    losses = work.start.new_empty(num_clients)
+    for i, key in enumerate(work.keys):
+        own, batches = work.alone(i), ClientGenerators([key])
+        steps = local_training(config, own)
         with global_generators_kept(model.device):
-            seed_global_generators(seed, model.device)
-            own, losses[i : i + 1] = train_clients(model.copy(), starts[i], [shard], steps, batches)
-            params[i] = own[0]
+            seed_global_generators(own_code_seed(*key), model.device)
+            trained, loss = train_clients(model.copy(), own.start, own.shards, steps, batches)
+        params[i], losses[i] = trained[0], loss[0]
     return params, losses
 
 
@@ -138,28 +152,26 @@ def enrol(message: Message, context: Context) -> Message:
 def train(message: Message, context: Context) -> Message:
     """K local steps from the server's model on this node's shard."""
     config, client = _node(context)
-    request = read_round(message)
+    if trains_alone(config):
+        alone = client.problem, client.client_id, client.shard
+        return train_alone(config, *alone, message, context)
+    request = replace(read_round(message), kept=kept_update(context, series_of(message)))
     rule = check_rule(config, request)
     model = client.problem.model
     start = asked_start(request.arrays, model)
-    key = (config.seed, request.server_round, client.client_id)
+    key = (chain_seed(config), request.server_round, client.client_id)
+    work = LocalRound(rule, start, [client.shard], [request], [key])
     if config.local_dp_sgd:
         params, losses = train_clients_privately(
-            config, model, start, [client.shard], request.local_lr, [key]
+            config, model, start, work.shards, request.local_lr, work.keys
         )
     else:
-        params, losses = train_as_configured(
-            config,
-            model.on(training_device(config.device)),
-            start,
-            [client.shard],
-            rule,
-            [request],
-            [key],
-        )
-    noised = noised_models(config, start, params, [request], [client.client_id])
+        own_device = model.on(training_device(config.device))
+        params, losses = train_as_configured(config, own_device, work)
+    noised = noised_models(config, start, params, work.requests, work.clients)
+    keep_update(context, series_of(message), rule.to_keep(start, noised, request.local_lr))
     (arrays,) = trained_arrays(request.arrays, model, noised)
-    (norm,) = trained_norms(config, rule, start, params, request.local_lr)
+    (norm,) = trained_norms(config, work, params)
     spent = sample_epsilon(config, _rounds_trained(context, request.rounds_begun))
     count = client.shard.num_examples
     return train_reply(message, request, arrays, count, float(losses[0]), norm, spent)
@@ -181,12 +193,7 @@ def _rounds_trained(context: Context, rounds_begun: int) -> int:
 def evaluate_held_out(message: Message, context: Context) -> Message:
     """Accuracy and loss of the server's model on the examples this node never trains on."""
     _, client = _node(context)
-    if client.held_out is None or len(client.held_out) == 0:
-        raise ValueError("this node has no held-out examples to evaluate on")
-    model = client.problem.model
-    params = asked_start(read_model(message), model)
-    metrics = evaluate(model.forgetting(), params, client.held_out)
-    return evaluate_reply(message, len(client.held_out), metrics)
+    return evaluate_alone(client.problem, client.held_out, message, context)
 
 
 def main() -> None:

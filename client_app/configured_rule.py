@@ -3,11 +3,11 @@
 import torch
 from flwr.app import ArrayRecord
 
-from blackthorn.client_app.disclosure import PublicRefusal
+from blackthorn.client_app.disclosure import PublicRefusal, check_claim, check_tells, level
 from blackthorn.client_app.messages import RoundRequest, start_vector
 from blackthorn.settings.config import RunConfig
 from blackthorn.strategies.algorithms import algorithm_class, check_training
-from blackthorn.strategies.bounded_update import check_float32
+from blackthorn.strategies.bounding import check_float32
 from blackthorn.strategies.local_rule import LocalRule
 from blackthorn.tasks.flat_model import FlatModel
 
@@ -28,14 +28,17 @@ def check_rule(config: RunConfig, request: RoundRequest) -> LocalRule:
     """The rule that the client carries out, by the configuration at the round's rate.
 
     Raises PublicRefusal, so that nothing is sent, where the server's is another, which is never
-    carried out, nor attested, or where rate or bound are too small or too large to be kept to.
+    carried out, nor attested, where rate or bound are too small or too large to be kept to, or the
+    server claims what the configuration does not.
     """
+    check_claim(config, request.claimed)
     try:
         check_float32("the server's local-lr", request.local_lr)
         own = configured_rule(config, request)
         check_training(config, own)
         if request.rule == own.sent:
             own.check_range(request.local_lr)
+            check_tells(level(config), own.tells)
             return own
     except ValueError as error:
         raise PublicRefusal(str(error)) from None

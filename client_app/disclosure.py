@@ -6,16 +6,29 @@ here is said only where nothing is claimed.
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
 from flwr.app import ConfigRecord, Context, Message, MetricRecord
 from flwr.clientapp.typing import ClientAppCallable
 
+from blackthorn.installation import difference
 from blackthorn.settings.config import RunConfig, make_config
 from blackthorn.settings.privacy_checks import claims_privacy, claims_sample_privacy
-from blackthorn.wire import ATTESTED, CLIENT_ID, NUM_EXAMPLES, PROBLEM, SAMPLE_EPSILON, UPDATE_NORM
+from blackthorn.strategies.screening import one_line
+from blackthorn.wire import (
+    ATTESTED,
+    CLIENT_ID,
+    CONFIG,
+    LIKELIHOOD,
+    NUM_EXAMPLES,
+    PROBLEM,
+    SAMPLE_EPSILON,
+    SERVER_CODE,
+    UPDATE_NORM,
+)
 
 Level = Literal["none", "sample", "client"]
 
@@ -28,10 +41,11 @@ _SAID: dict[str, tuple[tuple[Level, ...], str]] = {
     UPDATE_NORM: (("none", "sample"), "of the model that is sent: DP-SGD's noise is in it"),
     "evaluation": (("none",), "exact figures of examples; so none are held out for it either"),
     PROBLEM: (("none",), "what is wrong with an example tells of it; UNTOLD in its place"),
+    LIKELIHOOD: (("none",), "exact gradient and curvature over its examples; it is refused"),
     NUM_EXAMPLES: (("none",), "one example more or less shows in it; 1 in its place"),
 }
 
-logger = logging.getLogger("blackthorn")
+logger = logging.getLogger("blackthorn.clients")
 
 
 class PublicRefusal(ValueError):
@@ -46,9 +60,53 @@ def level(config: RunConfig) -> Level:
     return "sample" if claims_sample_privacy(config) else "none"
 
 
+@contextmanager
+def kept_from_the_server(config: RunConfig) -> Iterator[None]:
+    """Where clients run in a process of the server's: what they log, which may tell of an example,
+    is shown to nobody under a claim."""
+    before = logger.level
+    logger.setLevel(before if level(config) == "none" else logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
+def check_claim(config: RunConfig, claimed: bool) -> None:
+    """Raises PublicRefusal where the server has `claimed` its clients' privacy, and this client's
+    configuration does not: it would say what the claim withholds, or noise by a seed."""
+    if claimed and level(config) != "client":
+        raise PublicRefusal(
+            "the server claims the clients' privacy, and this client's run configuration does not: "
+            "set claim-privacy = true, insecure-seeded-noise = false and the noise that the server "
+            "has"
+        )
+
+
+def check_code(message: Message) -> None:
+    """Raises PublicRefusal where the server has another code than this client.
+
+    The client's half of an algorithm runs here, whatever the server has. A server that does not
+    say is no Blackthorn of this kind, and its rounds are checked one by one.
+    """
+    config = message.content.config_records.get(CONFIG, ConfigRecord())
+    code = config.get(SERVER_CODE)
+    unlike = difference(one_line(str(code)), "the server") if code is not None else None
+    if unlike is not None:
+        raise PublicRefusal(unlike)
+
+
 def may_say(config: RunConfig, figure: str) -> bool:
     """Whether a client says ``figure`` as it is; one that has no row, where nothing is claimed."""
     return _is_said(level(config), figure)
+
+
+def check_tells(claim: Level, figure: str) -> None:
+    """Raises PublicRefusal where the claim does not let a client send ``figure`` in place of its
+    model ("": it sends the model)."""
+    if figure and not _is_said(claim, figure):
+        _, why = _SAID.get(figure, ((), ""))
+        raise PublicRefusal(f"under a privacy claim no client sends its {figure}: {why}")
 
 
 def _is_said(claim: Level, figure: str) -> bool:

@@ -19,19 +19,23 @@ from blackthorn.randomness import Stream
 from blackthorn.settings.config import RunConfig
 from blackthorn.settings.privacy_checks import claims_sample_privacy
 from blackthorn.strategies.accounting import Charge, Figure, Release, spent
-from blackthorn.strategies.bounded_update import check_float32
-from blackthorn.strategies.bounding import clip
-from blackthorn.strategies.entropy import Randomness, SeededRandomness, SystemRandomness
-from blackthorn.strategies.noise import gaussian_noise, on_grid
+from blackthorn.strategies.bounding import check_float32, clip
+from blackthorn.strategies.noise import (
+    Randomness,
+    SeededRandomness,
+    SystemRandomness,
+    gaussian_noise,
+    on_grid,
+)
 from blackthorn.strategies.screening import one_line
 from blackthorn.tasks.datasets import Examples
 from blackthorn.tasks.flat_model import FlatModel
+from blackthorn.tasks.global_generators import global_generators_kept, seed_global_generators
 from blackthorn.tasks.shards import ExampleShard, Shard
 
 from .disclosure import PublicRefusal
-from .global_generators import global_generators_kept, seed_global_generators
 
-logger = logging.getLogger("blackthorn")
+logger = logging.getLogger("blackthorn.clients")
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from blackthorn.tasks.flat_model import FlatModel
 from blackthorn.wire import (
     ARRAYS,
     ATTESTED,
+    CLAIM,
     CLIENT_ID,
     CONFIG,
     LOCAL_LR,
@@ -30,13 +31,14 @@ from blackthorn.wire import (
     ROUNDS_BEGUN,
     SAMPLE_EPSILON,
     SEED,
+    SERIES,
     SERVER_ROUND,
     UPDATE_NORM,
 )
 
 _NO_RECORDS = RecordDict()
 # What a round's config has whatever the algorithm; the rest is told to single clients.
-_OF_ALL = {SERVER_ROUND, LOCAL_LR, ROUNDS_BEGUN, CLIENT_ID, SEED, NONCE, POISON}
+_OF_ALL = {SERVER_ROUND, LOCAL_LR, ROUNDS_BEGUN, CLIENT_ID, SEED, SERIES, NONCE, POISON}
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,9 @@ class RoundRequest:
 
     `rounds_begun`: how often clients have been asked to train, which in a resumed run is more often
     than there are rounds. `rule` is the client's half of the algorithm, `told` what the server
-    tells this client beside, and `memory` [d] what it keeps for it.
+    tells this client beside, and `memory` [d] what it keeps for it; `kept` [d] is what the client
+    has kept itself, which no message holds. `claimed`: whether the server claims its clients'
+    privacy.
     """
 
     server_round: int
@@ -55,6 +59,8 @@ class RoundRequest:
     rounds_begun: int = 0
     told: Mapping[str, float] = field(default_factory=dict)
     memory: torch.Tensor | None = None
+    kept: torch.Tensor | None = None
+    claimed: bool = False
 
     @cached_property
     def attestation(self) -> ConfigRecord:
@@ -76,7 +82,21 @@ def read_round(message: Message) -> RoundRequest:
         rounds_begun=max(server_round, int(_number(config.get(ROUNDS_BEGUN, 0)))),
         told=_told(message),
         memory=_memory(message),
+        claimed=claims_clients(message),
     )
+
+
+def claims_clients(message: Message) -> bool:
+    """Whether a train message, or the question who a node is, comes of a server that claims its
+    clients' privacy."""
+    return message.content.config_records.get(CONFIG, ConfigRecord()).get(CLAIM) == "client"
+
+
+def series_of(message: Message) -> str:
+    """By what a node keeps something from round to round: what another strategy of the same run has
+    left there, or the same one with another model, is not these rounds'."""
+    config = message.content.config_records.get(CONFIG, ConfigRecord())
+    return str(config.get(SERIES, ""))
 
 
 def _told(message: Message) -> dict[str, float]:

@@ -3,27 +3,20 @@
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
-from flwr.app import ConfigRecord, Context, Message
+from flwr.app import Context, Message
 from flwr.clientapp.typing import ClientAppCallable
 
-from blackthorn.installation import difference
 from blackthorn.settings.config import ConfigError, RunConfig, make_config
-from blackthorn.strategies.screening import one_line
-from blackthorn.wire import CONFIG, SERVER_CODE
 
-from .client_ledger import ClientLedger, LedgerUnusable, Sent
+from .client_ledger import ClientLedger, LedgerUnusable, Sent, tell_exactly
 from .configured_rule import check_rule
-from .disclosure import PublicRefusal, level
-from .messages import enrolment_refusal, read_round
-from .node_data import POLICY, node_client_id
+from .disclosure import PublicRefusal, check_claim, check_code, level
+from .messages import claims_clients, enrolment_refusal, read_round
+from .node_data import LEDGER, LEDGER_ID, POLICY, named_file, node_client_id
 from .policy import Policy, PolicyRefusal, read_policy, round_cost
 
-# The node config's keys.
-LEDGER, LEDGER_ID = "ledger", "ledger-id"
-
-logger = logging.getLogger("blackthorn")
+logger = logging.getLogger("blackthorn.clients")
 
 NodeConfig = Mapping[str, bool | int | float | str]
 
@@ -39,17 +32,20 @@ class Safeguards:
     def of(cls, node_config: NodeConfig) -> "Safeguards | None":
         """Those that the node's config names; None where it names neither.
 
-        Raises ConfigError for a policy that cannot be read, or that has no ledger.
+        Raises ConfigError for a policy that cannot be read, or that has no ledger, and for paths
+        that are not whole.
         """
-        keys = (POLICY, LEDGER, LEDGER_ID)
-        policy, ledger, known = (str(node_config.get(key, "")) for key in keys)
-        if not ledger:
-            if policy:
+        policy, ledger = (named_file(node_config, key) for key in (POLICY, LEDGER))
+        if ledger is None:
+            if policy is not None:
                 raise ConfigError(f"policy {policy} needs a ledger: name one in the node's config")
             return None
         data = str(node_config.get("data-path", ""))
-        read = read_policy(Path(policy), data) if policy else None
-        return cls(read, ClientLedger(Path(ledger), known))
+        read = None if policy is None else read_policy(policy, data)
+        kept = ClientLedger(ledger, str(node_config.get(LEDGER_ID, "")))
+        if kept.begins_anew:
+            logger.warning(kept.begins_anew)
+        return cls(read, kept)
 
     def admit_other(self, config: RunConfig) -> None:
         """Count that a run is answered beside its rounds, where no claim keeps figures of the
@@ -62,7 +58,7 @@ class Safeguards:
             self.policy.check_run(config)
             self.policy.check_sent(sent.rounds + 1, *sent.costs())
         if level(config) == "none" and not sent.told_exactly:
-            self.ledger.change(_tell_exactly)
+            self.ledger.change(tell_exactly)
 
     def admit(self, config: RunConfig, message: Message, run_id: int) -> None:
         """Count the reply to a train message, which may be made when this returns.
@@ -85,10 +81,6 @@ class Safeguards:
         self.ledger.change(count)
 
 
-def _tell_exactly(sent: Sent) -> None:
-    sent.told_exactly = True
-
-
 def permitting(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
     """Flower mod: the app sees a message only when its answer is allowed and, of a train message,
     counted on disk.
@@ -99,29 +91,16 @@ def permitting(message: Message, context: Context, call_next: ClientAppCallable)
     config = make_config(context.run_config)
     kind = message.metadata.message_type.partition(".")[0]
     try:
+        check_code(message)
+        check_claim(config, claims_clients(message))
         safeguards = Safeguards.of(context.node_config)
         if safeguards is not None and kind == "train":
             safeguards.admit(config, message, context.run_id)
         elif safeguards is not None:
             safeguards.admit_other(config)
-        if kind == "query":
-            check_code(message)
     except (ConfigError, LedgerUnusable, PublicRefusal) as refusal:
         return _refuse(message, context, kind, refusal)
     return call_next(message, context)
-
-
-def check_code(message: Message) -> None:
-    """Raises PublicRefusal where the server that asks has another code than this client.
-
-    The client's half of an algorithm runs here, whatever the server has. A server that does not
-    say is no Blackthorn of this kind, and its rounds are checked one by one.
-    """
-    config = message.content.config_records.get(CONFIG, ConfigRecord())
-    code = config.get(SERVER_CODE)
-    unlike = difference(one_line(str(code)), "the server") if code is not None else None
-    if unlike is not None:
-        raise PublicRefusal(unlike)
 
 
 def _refuse(message: Message, context: Context, kind: str, refusal: ValueError) -> Message:

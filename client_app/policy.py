@@ -4,7 +4,6 @@ A TOML file that the node's config names (`policy`). It is enforced before a cli
 together with the client's own ledger (`client_ledger.py`) over all runs of all servers.
 """
 
-import math
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,8 +15,10 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from blackthorn.settings.catalogue import ALGORITHMS
 from blackthorn.settings.config import ConfigError, RunConfig, check_known, kebab, one_line
 from blackthorn.settings.declaration import OneOf
+from blackthorn.settings.own_code import CLIENT_CODE_KEYS
 from blackthorn.settings.rounding import exact, upward
 from blackthorn.strategies.accounting import LEAST_DELTA, Charge, Release, spent
+from blackthorn.strategies.release import message_release
 from blackthorn.tasks.labelled import example_form, parse_input_shape
 from blackthorn.tasks.own_data import load_own_data
 
@@ -63,7 +64,7 @@ def round_cost(config: RunConfig, request: RoundRequest) -> RoundCost:
     """
     z, shares = drawn_noise(config, request)
     claim, nothing = level(config), (Release(0.0), 1)
-    local = (Release(z / (2 * math.sqrt(shares))), 1) if claim == "client" else nothing
+    local = (message_release(z, shares), 1) if claim == "client" else nothing
     sample = local
     if config.local_dp_sgd and claim != "none":
         sample = dp_sgd_of(config, request.local_lr).charge()
@@ -116,7 +117,7 @@ class Policy(BaseModel):
 
     def check_run(self, config: RunConfig) -> None:
         """Raises PolicyRefusal for a run in which no round could be allowed."""
-        for key in ("algorithm", "task", "model"):
+        for key in CLIENT_CODE_KEYS:
             if ":" in (name := getattr(config, key)):
                 raise PolicyRefusal(f"{key} = {name}: the client runs no code of the server's")
         if self.algorithms is not None and config.algorithm not in self.algorithms:

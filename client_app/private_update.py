@@ -14,10 +14,14 @@ from blackthorn.randomness import Stream, generator_of
 from blackthorn.settings.config import RunConfig
 from blackthorn.settings.derived import noise_shares
 from blackthorn.strategies.attestation import SentRule
-from blackthorn.strategies.bounded_update import check_float32
-from blackthorn.strategies.entropy import Randomness, SeededRandomness, SystemRandomness
+from blackthorn.strategies.bounding import check_float32
 from blackthorn.strategies.local_rule import ClientRound, RoundOf
-from blackthorn.strategies.noise import client_deviation
+from blackthorn.strategies.noise import (
+    Randomness,
+    SeededRandomness,
+    SystemRandomness,
+    client_deviation,
+)
 
 BOUND, NOISE_MULTIPLIER, NOISE_SHARES = "bound", "noise-multiplier", "noise-shares"
 
@@ -89,6 +93,7 @@ def rounds_of(
             request.memory,
             lambda: noise_generator(config.langevin_seed, request.server_round, client),
             lambda: _randomness(config, request.server_round, client),
+            request.kept,
         )
 
     return round_of

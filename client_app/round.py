@@ -22,15 +22,16 @@ from torch import nn
 
 from blackthorn.strategies.array_codec import decode, encode_state
 from blackthorn.strategies.attestation import Attestation
-from blackthorn.strategies.bounded_update import check_float32
-from blackthorn.strategies.entropy import SystemRandomness
-from blackthorn.strategies.layout import Entries, ModelLayout, state_of
+from blackthorn.strategies.bounding import check_float32
+from blackthorn.strategies.global_model import ModelLayout
+from blackthorn.strategies.layout import Entries, as_held, state_of
 from blackthorn.strategies.local_rule import ClientRound, LocalRule, how_to_attest, rule_of
+from blackthorn.strategies.noise import SystemRandomness
+from blackthorn.strategies.release import Release, message_release
 from blackthorn.wire import (
     ARRAYS,
     ATTESTED,
     AVERAGED,
-    CLAIM,
     CLIENT_ID,
     CONFIG,
     LAYOUT,
@@ -42,12 +43,12 @@ from blackthorn.wire import (
     RULE,
 )
 
-from .disclosure import Level, PublicRefusal, said_in_a_round
-from .messages import read_round
+from .disclosure import Level, PublicRefusal, check_tells, said_in_a_round
+from .messages import claims_clients, read_round
 from .optimizers import RuleOptimizer, clip_before_steps, trained_by_the_rule
-from .private_update import system_generator
+from .private_update import NOISE_MULTIPLIER, NOISE_SHARES, system_generator
 
-logger = logging.getLogger("blackthorn")
+logger = logging.getLogger("blackthorn.clients")
 
 
 class Round:
@@ -56,18 +57,21 @@ class Round:
     # Rounds that the mod is answering, by their message's nonce.
     _open: ClassVar[dict[str, "Round"]] = {}
 
-    def __init__(self, message: Message) -> None:
+    def __init__(self, message: Message, rule: LocalRule | None = None) -> None:
         if RULE not in message.content:
             raise ValueError("the message names no rule: no strategy of blackthorn's has sent it")
         self._message = message
         self._request = request = read_round(message)
         check_float32("the server's local-lr", request.local_lr)
-        self.rule: LocalRule = rule_of(request.rule)
+        # Given by who knows it by a run's configuration: it may be nobody else's.
+        self.rule: LocalRule = rule or rule_of(request.rule)
         self.rule.check_range(request.local_lr)
         config = message.content.config_records[CONFIG]
         self._client = int(cast(int, config.get(CLIENT_ID, 0)))
-        claimed = self.rule.adds_noise or config.get(CLAIM) == "client"
+        # A server that masks are to keep out would leave its claim out, too.
+        claimed = self.rule.adds_noise or self.rule.is_masked or claims_clients(message)
         self.level: Level = "client" if claimed else "none"
+        check_tells(self.level, self.rule.tells)
         self._state = {name: decode(array) for name, array in request.arrays.items()}
         layout = message.content.config_records.get(LAYOUT, ConfigRecord())
         # Of what is claimed to be private nothing leaves that the rule has not noised.
@@ -76,8 +80,11 @@ class Round:
         self._layout = ModelLayout.of(self._state, Entries(_names(layout, PARAMETERS), averaged))
         self._in_loop = False
         self._steps = 0
-        # The statistics that stay here, as they were trained; only the mod can keep them.
+        # The statistics that stay here, as they were trained, and the update that the rule keeps
+        # from round to round: only the mod can keep them.
         self.kept: dict[str, np.ndarray] = {}
+        self.last_update: torch.Tensor | None = None
+        self.next_update: list[torch.Tensor] = []
         self._sent: ArrayRecord | None = None
         self._by_mod = False
 
@@ -106,8 +113,10 @@ class Round:
         """Put what the server sent into `model`, and the statistics that the client has kept for
         itself; what does not travel stays as it is there.
 
-        Raises ValueError for a name that the model does not have.
+        Raises ValueError for a name that the model does not have, PublicRefusal as `reply` without
+        the mod.
         """
+        self._check_mod()
         # With the mod the message holds what was kept.
         arrays = self._message.content.array_records[ARRAYS]
         state = {name: torch.from_numpy(decode(array)) for name, array in arrays.items()}
@@ -131,9 +140,8 @@ class Round:
         """
         self._enter_loop()
         parameters = trained_by_the_rule(model, self._layout.trainable, self.rule)
-        drawn = generator or system_generator()
         steps = RuleOptimizer.steps_of(
-            self.rule, self.local_lr, weight_decay, lambda _: self._told(drawn)
+            self.rule, self.local_lr, weight_decay, lambda _: self._told(generator)
         )
         return RuleOptimizer(parameters, self.local_lr, steps, self._count_step)
 
@@ -158,14 +166,11 @@ class Round:
         """The answer to the message: `model` after the rule for updates, the attestation, and of
         the metrics what the claim lets a client say.
 
-        Raises PublicRefusal, one line, where the rule was not carried out in the training, or two
-        names of what the server sent are one parameter of `model`, whose norm would count twice.
+        Raises PublicRefusal, one line, where the rule was not carried out in the training, two
+        names of what the server sent are one parameter of `model`, whose norm would count twice, or
+        the ClientApp lacks the mod under a claim or with statistics of its own.
         """
-        if self.local and not self._by_mod:
-            raise PublicRefusal(
-                "statistics = local: nobody keeps this client's own; add "
-                "mods=[blackthorn.client_app.mod] to its ClientApp"
-            )
+        self._check_mod()
         self._check_module(model)
         self.sent(state_of(model))
         return self.answer(MetricRecord({NUM_EXAMPLES: num_examples, **(metrics or {})}))
@@ -173,13 +178,22 @@ class Round:
     # For the mod.
 
     @property
+    def cost(self) -> Release:
+        """What the answer tells the server of all the client's data: without a share of the noise
+        in it, everything."""
+        if not self.rule.adds_noise:
+            return Release(0.0)
+        numbers = self.rule.sent.numbers
+        return message_release(numbers[NOISE_MULTIPLIER], int(numbers[NOISE_SHARES]))
+
+    @property
     def attestation(self) -> Attestation:
         """What a client answers that has carried out the rule."""
         return Attestation(self._request.rule, self.server_round)
 
     def sent(self, trained: Mapping[str, np.ndarray]) -> ArrayRecord:
-        """What is sent of the model that was trained: w by the rule, averaged statistics as they
-        are, and everything else as the server sent it.
+        """What is sent of the model that was trained: w by the rule on what the training has moved,
+        averaged statistics as they are, and everything else as the server sent it.
 
         Raises PublicRefusal where the training has not done its part of the rule, ValueError where
         `trained` is another model.
@@ -194,7 +208,13 @@ class Round:
                     f"{self._state[name].shape}"
                 )
         start, moved = layout.flatten(self._state), layout.flatten(trained)
-        sent = self.rule.on_update(start, moved[None], self.local_lr, lambda _: self._told())[0]
+        held = layout.flatten(as_held(self._state, trained, layout.trainable))
+        # The update alone: a model of less precision has rounded what it was sent, too.
+        moved = torch.where(held == start, moved, start + (moved - held))
+        (sent,) = models = self.rule.on_update(
+            start, moved[None], self.local_lr, lambda _: self._told()
+        )
+        self.next_update = self.rule.to_keep(start, models, self.local_lr)
         self.kept = {name: np.asarray(trained[name]) for name in self.local}
         self._sent = encode_state(layout.unflatten(sent, self._state, layout.statistics(trained)))
         return self._sent
@@ -226,9 +246,10 @@ class Round:
         if not self._counts_names:
             return
         seen: dict[bytes, str] = {}
+        held = as_held(self._state, trained, self._layout.trainable)
         for name in self._layout.trainable:
             value = trained[name]
-            moved = not np.array_equal(value, self._state[name])
+            moved = not np.array_equal(value, held[name])
             if value.size < 2 or not moved or not np.isfinite(value).all():
                 continue
             key = bytes(repr(value.shape), "ascii") + np.ascontiguousarray(value).tobytes()
@@ -265,6 +286,19 @@ class Round:
         """Whether a parameter with two names counts twice in what the rule does."""
         return self.rule.changes_updates or self.rule.is_in_training
 
+    def _check_mod(self) -> None:
+        """Raises PublicRefusal where only the mod does what the answer says of the round."""
+        why = None
+        if self.local or self.rule.keeps:
+            what = "statistics = local" if self.local else f"the rule {self._request.rule}"
+            why = f"{what}: nobody keeps this client's own"
+        elif self.rule.is_masked:
+            why = f"the rule {self._request.rule}: nobody masks the update"
+        elif self.level != "none":
+            why = "under a claim nobody withholds what the training raises"
+        if why is not None and not self._by_mod:
+            raise PublicRefusal(f"{why}; add mods=[blackthorn.client_app.mod] to its ClientApp")
+
     def _check_module(self, model: nn.Module) -> None:
         """By the module, which no example changes: so it is said under every claim."""
         named = dict(model.named_parameters(remove_duplicate=False)) if self._counts_names else {}
@@ -275,6 +309,7 @@ class Round:
                 raise PublicRefusal(_tied(name, other))
 
     def _enter_loop(self) -> None:
+        self._check_mod()
         if self._in_loop:
             raise ValueError("the round has its optimizer: one with all parameters is needed")
         self._in_loop = True
@@ -297,15 +332,16 @@ class Round:
             self._request.memory,
             lambda: generator or system_generator(),
             SystemRandomness,
+            self.last_update,
         )
 
 
 class OpenRound:
     """While the mod answers a message, `Round.of` of it gives this round."""
 
-    def __init__(self, message: Message) -> None:
+    def __init__(self, message: Message, current: Round | None = None) -> None:
         self._nonce = _nonce(message)
-        self._round = Round(message)
+        self._round = current or Round(message)
         self._round._by_mod = True
 
     def __enter__(self) -> Round:

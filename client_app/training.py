@@ -39,6 +39,12 @@ def client_generator(seed: int, server_round: int, client_id: int) -> np.random.
     return generator_of(Stream.BATCHES, seed, server_round, client_id)
 
 
+def own_code_seed(seed: int, server_round: int, client_id: int) -> int:
+    """With what the global generators begin, from which own code draws, where client ``client_id``
+    is trained on its own in round ``server_round``; below 2^32."""
+    return int(generator_of(Stream.OWN_MODEL, seed, server_round, client_id).integers(2**32))
+
+
 class ClientGenerators(Sequence[np.random.Generator]):
     """``client_generator`` of each (seed, server_round, client_id), made when it is first asked
     for: where every batch is all of a client's examples nobody draws, and 600 take 8 ms to make."""

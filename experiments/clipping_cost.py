@@ -7,8 +7,19 @@ import numpy as np
 
 from blackthorn.experiments import clipping_runs
 from blackthorn.experiments.clipping_runs import CLIPPED, FEDAVG, private_name
+from blackthorn.experiments.estimate import Estimate
 from blackthorn.experiments.finding import Claim, Finding, between, unchecked
-from blackthorn.experiments.study import Cell, Numbers, Plot, Scale, Section, Table, series, spread
+from blackthorn.experiments.study import (
+    Cell,
+    Numbers,
+    Plot,
+    Scale,
+    Section,
+    Table,
+    series,
+    signed,
+    spread,
+)
 from blackthorn.reporting.figures import CYCLE, legend_above, new_figure
 
 # 1920 clients with 125 images each, 46 % of them from each of two digits; 80 clients a round.
@@ -52,7 +63,7 @@ def cells(scale: Scale) -> list[Cell]:
     """Table 3 and Figure 4: every method, one run a seed."""
     cost = scale.choose(75, 12)
     found = []
-    for seed in range(scale.num_seeds(1, 1)):
+    for seed in range(scale.num_seeds(3, 1)):
         values = _values(scale, "mnist", seed)
         found += clipping_runs.cells((), values, EPSILONS, cost)
         found.append(clipping_runs.model_clipping((), values, cost))
@@ -63,7 +74,7 @@ def iid_cells(scale: Scale) -> list[Cell]:
     """Table 2: IID data that are harder to learn."""
     cost = scale.choose(75, 12)
     found = []
-    for seed in range(scale.num_seeds(1, 1)):
+    for seed in range(scale.num_seeds(3, 1)):
         values = {**_values(scale, "fashion-mnist", seed), "partition": "iid"}
         found += clipping_runs.cells((), values, EPSILONS[1:], cost)
     return found
@@ -77,8 +88,14 @@ def _curves(numbers: Numbers) -> dict[str, list[list[float]]]:
     return {m: [value["accuracy"] for value in series(numbers, m)] for m in methods}
 
 
-def _last(curves: Curves, method: str) -> float:
-    return float(np.mean([curve[-1] for curve in curves[method]]))
+def _last(curves: Curves, method: str) -> list[float]:
+    """After the last round, by seed."""
+    return [curve[-1] for curve in curves[method]]
+
+
+def _late(curves: Curves, method: str, first: int) -> Estimate:
+    """The mean over the rounds from `first` on."""
+    return Estimate.of([float(np.mean(curve[first:])) for curve in curves[method]])
 
 
 def section(numbers: Numbers, scale: Scale) -> Section:
@@ -143,9 +160,9 @@ def full_claims(curves: Curves) -> list[Claim]:
 
     def near(method: str) -> Finding:
         low, high = EXPECTED[method] - TOLERANCE, EXPECTED[method] + TOLERANCE
-        return between(f"{method}, %", _last(curves, method), low, high)
+        return between(f"{method}, %", Estimate.of(_last(curves, method)), low, high)
 
-    models = [curve[-LAST_ROUNDS:] for curve in curves[MODEL_CLIPPING]]
+    models = _late(curves, MODEL_CLIPPING, -LAST_ROUNDS)
     return [
         Claim("FedAvg learns Non-IID digits.", [near(FEDAVG)]),
         Claim(
@@ -164,7 +181,7 @@ def full_claims(curves: Curves) -> list[Claim]:
             [
                 between(
                     f"mean of the last {LAST_ROUNDS} rounds, %",
-                    float(np.mean(models)),
+                    models,
                     *EXPECTED_MODEL_CLIPPING,
                 )
             ],
@@ -175,11 +192,11 @@ def full_claims(curves: Curves) -> list[Claim]:
 
 def quick_claims(curves: Curves) -> list[Claim]:
     """The order, which fewer rounds leave as it is."""
-    models = [curve[len(curve) // 2 :] for curve in curves[MODEL_CLIPPING]]
+    models = _late(curves, MODEL_CLIPPING, len(curves[MODEL_CLIPPING][0]) // 2)
     return [
         Claim(
             "FedAvg learns Non-IID digits.",
-            [between("test accuracy, %", _last(curves, FEDAVG), 75.0, 93.0)],
+            [between("test accuracy, %", Estimate.of(_last(curves, FEDAVG)), 75.0, 93.0)],
         ),
         Claim(
             "Clipping differences at half their mean norm costs little, even on Non-IID data.",
@@ -188,7 +205,7 @@ def quick_claims(curves: Curves) -> list[Claim]:
         Claim("Privacy noise costs hardly more than the clipping.", _privacy_costs(curves, 4.0)),
         Claim(
             "Clipping models instead of differences fails (Claim 2.1).",
-            [between("mean of the last 10 rounds, %", float(np.mean(models)), 5.0, 40.0)],
+            [between("mean of the last 10 rounds, %", models, 5.0, 40.0)],
         ),
     ]
 
@@ -208,7 +225,7 @@ def iid_claims(curves: Curves) -> list[Claim]:
 
 
 def _costs(curves: Curves, low: float, high: float) -> Finding:
-    cost = _last(curves, FEDAVG) - _last(curves, CLIPPED)
+    cost = Estimate.of_difference(_last(curves, FEDAVG), _last(curves, CLIPPED))
     return between("cost of clipping in points", cost, low, high)
 
 
@@ -216,7 +233,7 @@ def _privacy_costs(curves: Curves, high: float) -> list[Finding]:
     return [
         between(
             f"cost of noise at ε = {epsilon:g} in points",
-            _last(curves, CLIPPED) - _last(curves, private_name(epsilon)),
+            Estimate.of_difference(_last(curves, CLIPPED), _last(curves, private_name(epsilon))),
             *(-2.0, high),
         )
         for epsilon in EPSILONS
@@ -228,10 +245,10 @@ def _table(
     caption: str, curves: Curves, paper: Mapping[str, str], whose: str, expected: Mapping[str, str]
 ) -> Table:
     rows = []
-    for method, own in curves.items():
+    for method in curves:
         before = FEDAVG if method in (CLIPPED, MODEL_CLIPPING) else CLIPPED
-        diff = "" if method == FEDAVG else f"{_last(curves, method) - _last(curves, before):+.2f}"
-        ends = [curve[-1] for curve in own]
+        ends = _last(curves, method)
+        diff = "" if method == FEDAVG else signed(ends, _last(curves, before))
         rows.append([method, spread(ends), diff, expected.get(method, ""), paper.get(method, "")])
     heads = ["method", "accuracy", "difference (points)", "expected", whose]
     return Table(caption, heads, rows)

@@ -7,7 +7,8 @@ from typing import Any
 from flwr.app import ArrayRecord, ConfigRecord
 
 from blackthorn.server_app.build import build_strategy
-from blackthorn.server_app.run import server_evaluation, with_simulated_attack
+from blackthorn.server_app.evaluation import server_evaluation
+from blackthorn.server_app.run import with_simulated_attack
 from blackthorn.settings.config import RunConfig, make_config
 from blackthorn.simulation.engine import EngineGrid, train_together
 from blackthorn.strategies.evaluation import EvaluateFn

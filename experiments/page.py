@@ -20,7 +20,7 @@ _STYLE = (
 .verdict { display: inline-block; padding: 0 .5rem; border: 2px solid; border-radius: 1rem;
   font-weight: 600; white-space: nowrap; }
 .reproduced { color: var(--good); } .partly { color: var(--mark); } .not { color: var(--bad); }
-.unchecked { color: var(--soft); }
+.unchecked, .open { color: var(--soft); }
 .claims td { min-width: 9rem; } .claims td:nth-child(2) { min-width: 16rem; }
 @media (max-width: 44rem) { .claims thead { display: none; }
   .claims tr { display: block; border-bottom: 1px solid var(--line); padding: .5rem 0; }
@@ -33,7 +33,7 @@ caption { text-align: left; color: var(--soft); font-size: .875rem; padding-bott
 
 _PAGE = """
 {%- macro badge(claim) -%}
-<span class="verdict {{ 'unchecked' if claim.verdict == 'not checked' else claim.verdict }}">
+<span class="verdict {{ classes.get(claim.verdict, claim.verdict) }}">
 {{- claim.verdict_said }}</span>
 {%- endmacro -%}
 <!DOCTYPE html>
@@ -64,7 +64,11 @@ _PAGE = """
 {% endfor %}
 <p>A claim is reproduced where every figure lies in its expected range, not reproduced where none
 does, partly between. “Expected” is what a right implementation gives, as known beforehand; the
-paper's own numbers are called the paper's.</p>
+paper's own numbers are called the paper's. “±” is the standard error of a mean over seeds or
+draws; a figure without one is of one run. Where there are several, the 95 % interval of the mean
+(Student's t) decides: what should be above something must be so over all of the interval, and a
+mean outside its range counts against a claim if all of the interval is outside. What that leaves
+open is “not significant”.</p>
 {% if parts|length > 1 %}<nav><ul>
 {% for part in parts %}<li><a href="#{{ part.experiment.name }}">
 {{- part.experiment.title }}</a></li>
@@ -158,6 +162,7 @@ def write_report(
         facts=list(facts.items()),
         notes=notes,
         counts=_counts([c for p in parts if p.section is not None for c in p.section.claims]),
+        classes={"not checked": "unchecked", "not significant": "open"},
         style=_STYLE,
     )
     path = folder / "report.html"
@@ -167,7 +172,7 @@ def write_report(
 
 
 def _counts(claims: Sequence[Claim]) -> list[tuple[str, str]]:
-    kinds = ("reproduced", "partly", "not", "not checked")
+    kinds = ("reproduced", "partly", "not", "not significant", "not checked")
     count = {kind: sum(claim.verdict == kind for claim in claims) for kind in kinds}
     shown = [(("not reproduced" if k == "not" else k), str(n)) for k, n in count.items() if n]
     agreeing = sum(claim.agrees for claim in claims)

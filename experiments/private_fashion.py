@@ -1,12 +1,14 @@
 """Fashion-MNIST under client-level privacy (Das et al., section 6, Appendix G and Table 1a)."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from blackthorn.experiments.engine_run import run_watched
-from blackthorn.experiments.finding import Claim, Finding, between, unchecked
+from blackthorn.experiments.estimate import Estimate
+from blackthorn.experiments.finding import Claim, between, unchecked
 from blackthorn.experiments.private_quadratic import PRIVATE
 from blackthorn.experiments.study import (
     Cell,
@@ -18,6 +20,7 @@ from blackthorn.experiments.study import (
     Table,
     Value,
     series,
+    signed,
     spread,
 )
 from blackthorn.reporting.figures import CYCLE, legend_above, new_figure
@@ -183,8 +186,8 @@ def _table_1(figures: Figures, epsilons: Sequence[float]) -> Table:
     fedavg = [spread(list(figures[("FedAvg",)])), "83.43"]
     rows.append(["FedAvg (w/o privacy)", *fedavg, *[""] * (len(heads) - 3)])
     caption = (
-        "Table 1a: test accuracy (%), mean of the last 5 rounds, best C of each; mean (range) over "
-        "the seeds"
+        "Table 1a: test accuracy (%), mean of the last 5 rounds, best C of each; mean ± standard "
+        "error (range) over the seeds"
     )
     return Table(caption, heads, rows)
 
@@ -205,7 +208,7 @@ def _by_bound(figures: Figures, epsilons: Sequence[float], scale: Scale) -> Tabl
                     expected[0],
                     spread(list(normalising)),
                     expected[1],
-                    f"{normalising.mean() - clipping.mean():+.2f}",
+                    signed(list(normalising), list(clipping)),
                 ]
             )
     heads = ["ε", "C", "clipping", "expected", "normalising", "expected", "gap (points)"]
@@ -218,7 +221,7 @@ def claims(figures: Figures, scale: Scale) -> list[Claim]:
     found = [
         Claim(
             "FedAvg without privacy reaches 83.43 %.",
-            [between("test accuracy, %", float(figures[("FedAvg",)].mean()), *reached)],
+            [between("test accuracy, %", Estimate.of(figures[("FedAvg",)]), *reached)],
         )
     ]
     ranges = {bound: (gain - off, gain + off) for bound, (gain, off) in GAINS.items()}
@@ -226,9 +229,12 @@ def claims(figures: Figures, scale: Scale) -> list[Claim]:
     gaps = []
     for bound, expected in ranges.items():
         if ("clipping", 5.0, bound) in figures:
-            clipping, normalising = (float(figures[m, 5.0, bound].mean()) for m in PRIVATE)
-            what = f"C = {bound:g}: {normalising:.1f} against {clipping:.1f}; gap in points"
-            gaps.append((bound, between(what, normalising - clipping, *expected)))
+            clipping, normalising = (figures[m, 5.0, bound] for m in PRIVATE)
+            gap = Estimate.of_difference(normalising, clipping)
+            levels = f"{normalising.mean():.1f} against {clipping.mean():.1f}"
+            gaps.append((bound, between(f"C = {bound:g}: {levels}; gap in points", gap, *expected)))
+            if bound > 20:
+                gaps.append((bound, between("that gap", gap, 0.0, math.inf)))
     found.append(
         Claim(
             "At ε = 5 normalising is superior to clipping.",
@@ -250,13 +256,13 @@ def claims(figures: Figures, scale: Scale) -> list[Claim]:
 
 def _high_privacy(figures: Figures) -> Claim:
     low, high = (
-        float((figures["normalising", e, 62.5] - figures["clipping", e, 62.5]).mean())
+        Estimate.of_difference(figures["normalising", e, 62.5], figures["clipping", e, 62.5])
         for e in EPSILONS
     )
     return Claim(
         "At ε = 1.5, too, normalising is superior at C = 62.5.",
-        [between("gap in points", high, 0.3, 6.0)],
-        note=f"At ε = 5 the gap at this C is {low:.1f} points.",
+        [between("gap in points", high, 0.3, 6.0), between("that gap", high, 0.0, math.inf)],
+        note=f"At ε = 5 the gap at this C is {low.mean:.1f} points.",
     )
 
 
@@ -266,15 +272,9 @@ def _absolute(figures: Figures) -> Claim:
     for method, epsilon in _PAPER:
         if any(label[:2] == (method, epsilon) for label in figures):
             paper = float(_PAPER[method, epsilon])
-            mean = float(best(figures, method, epsilon)[1].mean())
-            findings.append(
-                Finding(
-                    f"{method} at ε = {epsilon:g}, %",
-                    f"{mean:.1f}",
-                    f"{paper:.1f} ± 1",
-                    abs(mean - paper) <= 1,
-                )
-            )
+            own = Estimate.of(best(figures, method, epsilon)[1])
+            what = f"{method} at ε = {epsilon:g}, %"
+            findings.append(between(what, own, paper - 1, paper + 1))
     return Claim(
         "The accuracies of Table 1a under privacy themselves.",
         findings,

@@ -8,7 +8,8 @@ import numpy as np
 import torch
 
 from blackthorn.experiments.engine_run import EngineRun, run_alone
-from blackthorn.experiments.finding import Claim, Finding, between
+from blackthorn.experiments.estimate import Estimate
+from blackthorn.experiments.finding import Claim, ahead, between
 from blackthorn.experiments.study import (
     Cell,
     Context,
@@ -194,7 +195,9 @@ def section(numbers: Numbers, scale: Scale) -> Section:
             ]
         )
     heads = ["C", "start", "η", "clipping", "normalising", "clipping / normalising"]
-    table = Table("f(w_K) − f(w*) after 500 rounds, mean (range) over the seeds", heads, rows)
+    table = Table(
+        "f(w_K) − f(w*) after 500 rounds, mean ± standard error (range) over the seeds", heads, rows
+    )
     expected = Table("Expected ratios from I1 at η = 0.001", ["C", "ratio"], _expected_rows())
     starts = list(dict.fromkeys(str(case[2]) for case in cases))
     plots = [
@@ -224,32 +227,25 @@ def ends_of(numbers: Numbers, *label: str | float) -> list[float]:
 
 def claims(numbers: Numbers, scale: Scale) -> list[Claim]:
     """Figure 1's and Figure 2's sentences."""
-    ratios = {
-        bound: float(
-            np.mean(
-                np.divide(
-                    ends_of(numbers, "clipping", bound, "I1", RATE),
-                    ends_of(numbers, "normalising", bound, "I1", RATE),
-                )
-            )
-        )
-        for bound in BOUNDS
-    }
+    ratios = {bound: _ratios(numbers, bound, "I1", RATE) for bound in BOUNDS}
     what = "clipping's suboptimality over normalising's"
     wide = {100.0: (1.5, 2.1), 50.0: (1.01, 1.14), 40.0: (0.95, 1.05)}
     ranges = scale.choose(RATIOS, wide)
     return [
         Claim(
             "At C = 100 and 50 normalising ends nearer the minimum than clipping.",
-            [between(f"C = {c:g}: {what}", ratios[c], *ranges[c]) for c in (100.0, 50.0)],
+            [
+                between(f"C = {c:g}: {what}", Estimate.of(ratios[c]), *ranges[c])
+                for c in (100.0, 50.0)
+            ],
         ),
         Claim(
             "At C = 40 the two are nearly equal.",
-            [between(f"C = 40: {what}", ratios[40.0], *ranges[40.0])],
+            [between(f"C = 40: {what}", Estimate.of(ratios[40.0]), *ranges[40.0])],
         ),
         ratio_claim(
             {
-                (method, bound): mean_ratio(numbers, method, bound)
+                (method, bound): mean_ratios(numbers, method, bound)
                 for method in PRIVATE
                 for bound in BOUNDS
             }
@@ -258,47 +254,52 @@ def claims(numbers: Numbers, scale: Scale) -> list[Claim]:
     ]
 
 
+def _ratios(numbers: Numbers, bound: float, start: str, rate: float) -> np.ndarray:
+    """Clipping's suboptimality over normalising's, by seed."""
+    ends = [ends_of(numbers, method, bound, start, rate) for method in PRIVATE]
+    return np.divide(ends[0], ends[1])
+
+
 def _every_rate(numbers: Numbers) -> Claim:
     """Normalising is ahead at C = 100 for every start and rate that was measured."""
     cases = [label[1:-1] for label in numbers if label[0] == "clipping" and label[1] == 100.0]
     findings = []
     for bound, start, rate in dict.fromkeys(cases):
-        clipping = float(np.mean(ends_of(numbers, "clipping", bound, start, rate)))
-        normalising = float(np.mean(ends_of(numbers, "normalising", bound, start, rate)))
+        ratios = Estimate.of(_ratios(numbers, float(bound), str(start), float(rate)))
         what = f"C = 100, {start}, η = {rate}: clipping's over normalising's"
-        findings.append(between(what, clipping / normalising, 1.0, math.inf))
+        findings.append(between(what, ratios, 1.0, math.inf))
     return Claim("At C = 100 that holds for every start and every rate.", findings)
 
 
-def mean_ratio(numbers: Numbers, method: str, bound: float) -> float:
-    """The signal-to-noise ratio, mean over rounds and seeds, from I1 at η = 0.001."""
+def mean_ratios(numbers: Numbers, method: str, bound: float) -> np.ndarray:
+    """The signal-to-noise ratio, mean over rounds, from I1 at η = 0.001, by seed."""
     own = series(numbers, method, bound, "I1", RATE)
-    return float(np.mean([r for value in own for r in value["ratio"] if r is not None]))
+    return np.array([np.mean([r for r in value["ratio"] if r is not None]) for value in own])
 
 
-def ratio_claim(ratios: Mapping[tuple[str, float], float]) -> Claim:
-    """Figure 2's sentence, from mean ratios by (method, C)."""
+def ratio_claim(ratios: Mapping[tuple[str, float], np.ndarray]) -> Claim:
+    """Figure 2's sentence, from ratios by (method, C), one a seed."""
     findings = []
     for bound in BOUNDS:
         clipping, normalising = (ratios[method, bound] for method in PRIVATE)
         findings.append(
-            Finding(
-                f"C = {bound:g}, mean over the rounds",
-                f"{normalising:.3f} against {clipping:.3f}",
-                "normalising not below clipping",
+            ahead(
+                f"C = {bound:g}, mean over the rounds of normalising's and of clipping's",
+                *(normalising, clipping, "normalising not below clipping"),
                 # The paths differ, so that equal ratios differ by a rounding of their third digit.
-                normalising >= 0.99 * clipping,
+                room=0.01 * float(clipping.mean()),
+                digits=3,
             )
         )
     gains = {bound: ratios["normalising", bound] / ratios["clipping", bound] for bound in BOUNDS}
-    findings.append(
-        Finding(
-            "gain of the ratio",
-            ", ".join(f"{gain:.2f} at C = {bound:g}" for bound, gain in gains.items()),
-            "more at C = 100 and 50 than at 40",
-            min(gains[100.0], gains[50.0]) > gains[40.0],
+    findings += [
+        ahead(
+            f"gain of the ratio at C = {bound:g} and at 40",
+            *(gains[bound], gains[40.0], f"more at {bound:g}"),
+            digits=2,
         )
-    )
+        for bound in (100.0, 50.0)
+    ]
     return Claim(
         "The signal-to-noise ratio of normalising is never below that of clipping, and gains most "
         "at C = 100 and 50.",

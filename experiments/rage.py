@@ -32,7 +32,8 @@ PAPER = Paper(
         Experiment(
             "table",
             "All attacks: test accuracy of every rule",
-            "Test accuracy in % after the last round; the same runs as those of Figures 3 and 4.",
+            "Test accuracy in %, mean over draws of the initial weights; the same runs as those of "
+            "Figures 3 and 4.",
             byzantine_mnist.all_cells,
             byzantine_verdicts.table_section,
         ),

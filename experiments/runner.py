@@ -2,7 +2,6 @@
 
 import gc
 import logging
-import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
@@ -15,6 +14,7 @@ import torch
 
 from blackthorn.experiments.store import Store
 from blackthorn.experiments.study import Cell, Context, Experiment, Label, Scale, Value
+from blackthorn.simulation.clients_alone import ends_with_its_parent
 
 
 @dataclass
@@ -96,8 +96,8 @@ def measure(
     watch(progress)
     if not open_cells:
         return
-    with _executor(processes) as executor:
-        for own, cell, (value, seconds) in _values(open_cells, executor, processes, data_dir):
+    with executor(processes) as pool:
+        for own, cell, (value, seconds) in _values(open_cells, pool, processes, data_dir):
             key = own.keys[cell.label]
             store.put(key, value, seconds, own.experiment.name, cell.label)
             for other in plans:
@@ -107,7 +107,7 @@ def measure(
 
 
 def _values(
-    waiting: list[tuple[Plan, Cell]], executor: Executor, processes: int, data_dir: str
+    waiting: list[tuple[Plan, Cell]], pool: Executor, processes: int, data_dir: str
 ) -> Iterator[tuple[Plan, Cell, tuple[Value, float]]]:
     """Every cell's value, in the order in which they end; the costly ones begin first."""
     waiting = sorted(waiting, key=lambda pair: -_chain_cost(*pair))
@@ -117,7 +117,7 @@ def _values(
         for own, cell in ready[: processes - len(running)]:
             before = None if cell.after is None else own.numbers[cell.after]
             waiting.remove((own, cell))
-            future = executor.submit(_timed, cell, Context(data_dir, before))
+            future = pool.submit(_timed, cell, Context(data_dir, before))
             running[future] = (own, cell)
         ended, _ = wait(running, return_when=FIRST_COMPLETED)
         for future in ended:
@@ -159,10 +159,13 @@ def in_this_process(processes: int = 1) -> Iterator[Executor]:
 
 
 @contextmanager
-def _executor(processes: int) -> Iterator[Executor]:
+def executor(processes: int) -> Iterator[Executor]:
+    """An executor with so many processes, which end with this one however it ends; with one, it
+    does the work in this process. What is under way when the block is left by an exception is lost.
+    """
     if processes == 1:
-        with in_this_process() as executor:
-            yield executor
+        with in_this_process() as here:
+            yield here
         return
     # Spawned, not forked: a fork of a process with threads may never wake.
     others = set(active_children())
@@ -179,8 +182,7 @@ def _executor(processes: int) -> Iterator[Executor]:
 
 
 def _prepare_worker() -> None:
-    # Ctrl-C is the parent's to handle: it keeps what is measured and ends its workers.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    ends_with_its_parent()
     torch.set_num_threads(1)
     # What is loaded by now stays: the collector need not look at it again and again.
     gc.freeze()

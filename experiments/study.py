@@ -10,6 +10,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from blackthorn.experiments.estimate import Estimate
 from blackthorn.experiments.finding import Claim
 from blackthorn.tasks.datasets import DataUnavailable, load_dataset
 
@@ -20,16 +21,22 @@ Numbers = Mapping[Label, Value]
 
 @dataclass(frozen=True)
 class Scale:
-    """How much is measured: `quick` is for three minutes on two cores; `seeds` None leaves the
-    number of seeds to each experiment; `data_dir` as the key data-dir."""
+    """How much is measured: `quick` is for three minutes on two cores; `seeds` and `draws` (of the
+    initial weights, with all else the seed's) None leave their number to each experiment;
+    `data_dir` as the key data-dir."""
 
     quick: bool = False
     seeds: int | None = None
     data_dir: str = ""
+    draws: int | None = None
 
     def num_seeds(self, full: int, quick: int) -> int:
         """The number of seeds of an experiment that has `full` or `quick` of its own."""
         return self.seeds or (quick if self.quick else full)
+
+    def num_draws(self, full: int, quick: int) -> int:
+        """The number of draws of the initial weights, likewise."""
+        return self.draws or (quick if self.quick else full)
 
     def choose(self, full: Any, quick: Any) -> Any:
         """One of the two."""
@@ -150,11 +157,22 @@ def series(numbers: Numbers, *label: str | float) -> list[Value]:
 
 
 def spread(values: Sequence[float], digits: int = 1) -> str:
-    """The mean, and the range where there are several: "83.1 (82.9 to 83.4)"."""
-    mean = sum(values) / len(values)
-    if len(values) == 1:
-        return f"{mean:.{digits}f}"
-    return f"{mean:.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f})"
+    """The mean; where there are several, its standard error and their range, too: "83.1 ± 0.1
+    (82.9 to 83.4)"."""
+    found = Estimate.of(values)
+    if found.count == 1:
+        return f"{found.mean:.{digits}f}"
+    low, high = min(values), max(values)
+    # Two digits of the error: fewer would be a rounding of it to nothing.
+    return f"{found.mean:.{digits}f} ± {found.error:.2g} ({low:.{digits}f} to {high:.{digits}f})"
+
+
+def signed(one: Sequence[float], other: Sequence[float], digits: int = 2) -> str:
+    """The mean of one − other, seed by seed, with its sign, and its standard error where there are
+    several: "+2.68 ± 0.13"."""
+    found = Estimate.of_difference(one, other)
+    error = f" ± {found.error:.2g}" if found.count > 1 else ""
+    return f"{found.mean:+.{digits}f}{error}"
 
 
 def blocks(num_seeds: int, size: int) -> list[tuple[int, int]]:

@@ -8,8 +8,19 @@ from scipy.stats import spearmanr
 
 from blackthorn.experiments import clipping_runs
 from blackthorn.experiments.clipping_runs import CLIPPED, FEDAVG, SHOWN_ROUND
-from blackthorn.experiments.finding import Claim, Finding, between, unchecked
-from blackthorn.experiments.study import Cell, Numbers, Plot, Scale, Section, Table, series, spread
+from blackthorn.experiments.estimate import Estimate
+from blackthorn.experiments.finding import Claim, Finding, ahead, between, unchecked
+from blackthorn.experiments.study import (
+    Cell,
+    Numbers,
+    Plot,
+    Scale,
+    Section,
+    Table,
+    series,
+    signed,
+    spread,
+)
 from blackthorn.reporting.figures import BLUE, CYCLE, new_figure
 
 # A quarter of the clients of section 4, all of MNIST's images once.
@@ -62,7 +73,7 @@ def cells(scale: Scale) -> list[Cell]:
                 values |= QUICK if scale.quick else {}
                 values |= DIGITS if data == "digits" else {}
                 cost = {"cnn": 80, "mlp-200": 40}.get(model, 4)
-                for seed in range(scale.num_seeds(1, 1)):
+                for seed in range(scale.num_seeds(3, 1)):
                     label = (data, model, split)
                     found += clipping_runs.cells(label, {**values, "seed": seed}, (), cost)
     return found
@@ -81,14 +92,17 @@ def section(numbers: Numbers, scale: Scale) -> Section:
         for method in (FEDAVG, CLIPPED)
     }
     variations = {
-        (case, split): float(
-            np.mean([value["variation"] for value in series(numbers, *case, split, FEDAVG)])
-        )
+        (case, split): [value["variation"] for value in series(numbers, *case, split, FEDAVG)]
         for case in cases
         for split in SPLITS
     }
     drops = {
-        (case, split): _mean(ends[case, split, FEDAVG]) - _mean(ends[case, split, CLIPPED])
+        (case, split): [
+            plain - clipped
+            for plain, clipped in zip(
+                ends[case, split, FEDAVG], ends[case, split, CLIPPED], strict=True
+            )
+        ]
         for case in cases
         for split in SPLITS
     }
@@ -116,41 +130,30 @@ def section(numbers: Numbers, scale: Scale) -> Section:
     )
 
 
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
+BySplit = Mapping[tuple[Case, str], Sequence[float]]  # one a seed
 
 
-def claims(
-    drops: Mapping[tuple[Case, str], float], variations: Mapping[tuple[Case, str], float]
-) -> list[Claim]:
+def claims(drops: BySplit, variations: BySplit) -> list[Claim]:
     """Section 2.2's sentences, from the cost of clipping in points and the norms' coefficient of
-    variation by (data set and model, split).
+    variation by (data set and model, split), one a seed.
 
     What data and models as small as these come to was not known beforehand.
     """
     cases = list(dict.fromkeys(case for case, _ in drops))
     split_costs = [
-        Finding(
-            f"{model} on {data}: cost on IID and on Non-IID data in points",
-            f"{drops[case, 'IID']:.2f} and {drops[case, 'Non-IID']:.2f}",
-            "less on IID",
-            drops[case, "IID"] < drops[case, "Non-IID"],
-        )
-        for case in cases
-        for data, model in [case]
+        _less(f"{model} on {data}: cost on Non-IID and on IID data in points", drops, (data, model))
+        for data, model in cases
     ]
     concentrated = [
-        Finding(
-            f"{model} on {data}: variation on IID and on Non-IID data",
-            f"{variations[case, 'IID']:.3f} and {variations[case, 'Non-IID']:.3f}",
-            "less on IID",
-            variations[case, "IID"] < variations[case, "Non-IID"],
-        )
-        for case in cases
-        for data, model in [case]
+        _less(f"{model} on {data}: variation on Non-IID and on IID data", variations, (data, model))
+        for data, model in cases
     ]
     keys = list(drops)
-    rank = float(spearmanr([drops[key] for key in keys], [variations[key] for key in keys])[0])
+    seeds = range(min(len(own) for own in drops.values()))
+    ranks = [
+        float(spearmanr([drops[key][i] for key in keys], [variations[key][i] for key in keys])[0])
+        for i in seeds
+    ]
     return [
         Claim(
             "Clipping has far less impact on IID than on Non-IID data.", split_costs, foreseen=None
@@ -162,10 +165,15 @@ def claims(
         ),
         Claim(
             "The cost of clipping goes with the spread of the norms.",
-            [between(f"rank correlation over {len(keys)} cases", rank, 0.3, 1.0)],
+            [between(f"rank correlation over {len(keys)} cases", Estimate.of(ranks), 0.3, 1.0)],
             foreseen=None,
         ),
     ]
+
+
+def _less(what: str, values: BySplit, case: Case) -> Finding:
+    digits = 2 if "cost" in what else 3
+    return ahead(what, values[case, "Non-IID"], values[case, "IID"], "less on IID", digits=digits)
 
 
 def _table_1(ends: Mapping[tuple[Case, str, str], Sequence[float]], cases: Sequence[Case]) -> Table:
@@ -174,8 +182,7 @@ def _table_1(ends: Mapping[tuple[Case, str, str], Sequence[float]], cases: Seque
         row = [case[1], case[0]]
         for split in SPLITS:
             plain, clipped = ends[case, split, FEDAVG], ends[case, split, CLIPPED]
-            drop = float(np.mean(clipped) - np.mean(plain))
-            row += [spread(plain, 2), f"{spread(clipped, 2)} ({drop:+.2f})"]
+            row += [spread(plain, 2), f"{spread(clipped, 2)} [{signed(clipped, plain)}]"]
         rows.append(row)
     heads = ["model", "data set", "IID", "IID clipping (diff.)", "Non-IID"]
     heads.append("Non-IID clipping (diff.)")
@@ -188,11 +195,9 @@ def _paper_table() -> Table:
     return Table("The paper's Table 1 (%)", [*heads, "Non-IID clipping (diff.)"], rows)
 
 
-def _variation_table(
-    variations: Mapping[tuple[Case, str], float], drops: Mapping[tuple[Case, str], float]
-) -> Table:
+def _variation_table(variations: BySplit, drops: BySplit) -> Table:
     rows = [
-        [case[1], case[0], split, f"{value:.3f}", f"{drops[case, split]:.2f}"]
+        [case[1], case[0], split, spread(value, 3), spread(drops[case, split], 2)]
         for (case, split), value in variations.items()
     ]
     heads = ["model", "data set", "split", "variation (no unit)", "cost of clipping (points)"]

@@ -8,8 +8,20 @@ from typing import Any
 import numpy as np
 
 from blackthorn.experiments.engine_run import run_watched
-from blackthorn.experiments.finding import Claim, Finding, between, unchecked
-from blackthorn.experiments.study import Cell, Context, Numbers, Plot, Scale, Section, Table, Value
+from blackthorn.experiments.estimate import Estimate
+from blackthorn.experiments.finding import Claim, ahead, between, unchecked
+from blackthorn.experiments.study import (
+    Cell,
+    Context,
+    Numbers,
+    Plot,
+    Scale,
+    Section,
+    Table,
+    Value,
+    series,
+    spread,
+)
 from blackthorn.reporting.figures import BLUE, CYCLE, ORANGE, legend_above, new_figure
 from blackthorn.strategies.bounding import row_norms
 from blackthorn.strategies.instruments import inverse_noise_index, pooled_tail_index
@@ -56,7 +68,9 @@ def law_cells(scale: Scale) -> list[Cell]:
     samples = scale.choose(1_000_000, 200_000)
     settings = {"samples": samples, "dimension": _DIMENSION, "block-size": _BLOCK}
     return [
-        Cell((alpha, 0), law, {**settings, "alpha": alpha, "seed": 0}, cost=2) for alpha in ALPHAS
+        Cell((alpha, seed), law, {**settings, "alpha": alpha, "seed": seed}, cost=2)
+        for alpha in ALPHAS
+        for seed in range(scale.num_seeds(3, 1))
     ]
 
 
@@ -71,18 +85,26 @@ def law(settings: Mapping[str, Any], context: Context) -> Value:
     return {"vectors": tail_index(vectors, block), "norms": index_of_norms(norms, block)}
 
 
+ByKind = Mapping[str, Sequence[float]]  # the estimates from vectors and norms, one a seed
+KINDS = ("vectors", "norms")
+
+
+def _by_kind(values: Sequence[Value]) -> ByKind:
+    return {kind: [own[kind] for own in values] for kind in KINDS}
+
+
 def law_section(numbers: Numbers, scale: Scale) -> Section:
     """What the estimator answers where the truth is known."""
-    found = {alpha: numbers[alpha, 0] for alpha in ALPHAS}
+    found = {alpha: _by_kind(series(numbers, alpha)) for alpha in ALPHAS}
     rows = [
-        [f"{alpha:g}", f"{own['vectors']:.3f}", f"{own['norms']:.3f}"]
+        [f"{alpha:g}", spread(own["vectors"], 3), spread(own["norms"], 3)]
         for alpha, own in found.items()
     ]
     table = Table("Estimated tail index", ["true α", "from vectors", "from norms"], rows)
     figure = new_figure()
     axes = figure.add_subplot()
     axes.plot((0.4, 2.1), (0.4, 2.1), color="black", lw=1, linestyle=":", label="the truth")
-    vectors, norms = ([own[kind] for own in found.values()] for kind in ("vectors", "norms"))
+    vectors, norms = ([np.mean(own[kind]) for own in found.values()] for kind in KINDS)
     axes.plot(ALPHAS, vectors, "o", color=BLUE, label="from vectors")
     axes.plot(ALPHAS, norms, "s--", color=ORANGE, label="from norms")
     axes.set(xlabel="true tail index α (no unit)", ylabel="estimated α (no unit)", ylim=(0, 2.3))
@@ -97,13 +119,14 @@ def law_section(numbers: Numbers, scale: Scale) -> Section:
     return Section(law_claims(found), [table], [plot], setting=setting)
 
 
-def law_claims(found: Mapping[float, Value]) -> list[Claim]:
+def law_claims(found: Mapping[float, ByKind]) -> list[Claim]:
     """The estimator is right on vectors, and on norms it cannot exceed the paper's ceiling."""
     right = [
-        between(f"α = {a:g}", own["vectors"], a - 0.05, a + 0.05, 4) for a, own in found.items()
+        between(f"α = {a:g}", Estimate.of(own["vectors"]), a - 0.05, a + 0.05, 4)
+        for a, own in found.items()
     ]
     norms = [
-        between(f"α = {a:g}", own["norms"], 0.65, PAPER_CEILING)
+        between(f"α = {a:g}", Estimate.of(own["norms"]), 0.65, PAPER_CEILING)
         for a, own in found.items()
         if a >= 1
     ]
@@ -126,8 +149,15 @@ def update_cells(scale: Scale) -> list[Cell]:
     for classes in CLASSES:
         for k in steps:
             values = {**SETTING, "task": scale.data_set("mnist"), "classes-per-client": classes}
-            values |= {"local-steps": k, "num-server-rounds": rounds, "seed": 0}
-            cells.append(Cell((classes, k, 0), updates, values, cost=0.02 * rounds * (2 + k)))
+            values |= {"local-steps": k, "num-server-rounds": rounds}
+            cells += [
+                Cell(
+                    (classes, k, seed),
+                    *(updates, {**values, "seed": seed}),
+                    cost=0.02 * rounds * (2 + k),
+                )
+                for seed in range(scale.num_seeds(3, 1))
+            ]
     return cells
 
 
@@ -162,44 +192,38 @@ def updates(settings: Mapping[str, Any], context: Context) -> Value:
 def update_section(numbers: Numbers, scale: Scale) -> Section:
     """Figures 1 and 2."""
     steps = sorted({int(label[1]) for label in numbers})
+    found = {(p, k): _by_kind(series(numbers, p, k)) for p in CLASSES for k in steps}
     rows = [
-        [str(p), str(k), f"{own['norms']:.3f}", f"{own['vectors']:.3f}"]
-        for p in CLASSES
-        for k in steps
-        if (own := numbers[p, k, 0])
+        [str(p), str(k), spread(own["norms"], 3), spread(own["vectors"], 3)]
+        for (p, k), own in found.items()
     ]
     heads = ["classes a client (p)", "local steps (K)", "α̂ from norms", "α̂ from vectors"]
     missing = scale.data_set("mnist") != "mnist"
-    claims = update_claims({(p, k): numbers[p, k, 0] for p in CLASSES for k in steps})
-    claims = unchecked(claims, "no MNIST" if missing else "")
+    claims = unchecked(update_claims(found), "no MNIST" if missing else "")
     stands = "scikit-learn's digits stand" if missing else "MNIST stands"
     text = f"{stands} in for CIFAR-10, and a network with 32 hidden units for the CNN."
     return Section(
         claims,
         [Table("Figure 2: tail index of the pseudo-gradient noise", heads, rows)],
-        [_norms_plot(numbers, max(steps)), _index_plot(numbers, steps)],
+        [_norms_plot(numbers, max(steps)), _index_plot(found, steps)],
         [text],
-        {**SETTING, "num-server-rounds": scale.choose(50, 8), "seed": 0},
+        {**SETTING, "num-server-rounds": scale.choose(50, 8)},
     )
 
 
-def update_claims(found: Mapping[tuple[int, int], Value]) -> list[Claim]:
-    """Figure 2's two sentences, and what vectors say, from the estimates by (p, K)."""
-    highest = max(own["norms"] for own in found.values())
-    steps = sorted({k for _, k in found})
+def update_claims(found: Mapping[tuple[int, int], ByKind]) -> list[Claim]:
+    """Figure 2's two sentences, and what vectors say, from the estimates by (p, K), one a seed."""
+    highest = max((Estimate.of(own["norms"]) for own in found.values()), key=lambda e: e.mean)
     rising = [
-        Finding(
-            f"K = {k}, from vectors",
-            ", ".join(f"{found[p, k]['vectors']:.2f} at p = {p}" for p in CLASSES),
-            "rising with p",
-            all(
-                found[a, k]["vectors"] < found[b, k]["vectors"]
-                for a, b in itertools.pairwise(CLASSES)
-            ),
+        ahead(
+            f"K = {k}, from vectors, at p = {more} and at p = {fewer}",
+            *(found[more, k]["vectors"], found[fewer, k]["vectors"], "rising with p"),
+            digits=2,
         )
-        for k in steps
+        for k in sorted({k for _, k in found})
+        for fewer, more in itertools.pairwise(CLASSES)
     ]
-    lowest = min(own["vectors"] for own in found.values())
+    lowest = min((Estimate.of(own["vectors"]) for own in found.values()), key=lambda e: e.mean)
     return [
         Claim(
             "The tail index is below 1.15 in all scenarios.",
@@ -239,12 +263,12 @@ def _norms_plot(numbers: Numbers, steps: int) -> Plot:
     return Plot("figure-1", caption, figure)
 
 
-def _index_plot(numbers: Numbers, steps: Sequence[int]) -> Plot:
+def _index_plot(found: Mapping[tuple[int, int], ByKind], steps: Sequence[int]) -> Plot:
     figure = new_figure()
     axes = figure.add_subplot()
     for i, k in enumerate(steps):
         for kind, style in (("norms", "s--"), ("vectors", "o-")):
-            values = [numbers[p, k, 0][kind] for p in CLASSES]
+            values = [np.mean(found[p, k][kind]) for p in CLASSES]
             axes.plot(CLASSES, values, style, color=CYCLE[i], label=f"K = {k}, {kind}")
     axes.axhline(PAPER_CEILING, color="black", linestyle=":", label="the paper's ceiling, 1.15")
     axes.set(xlabel="classes a client (p)", ylabel="estimated tail index α (no unit)")

@@ -62,8 +62,9 @@ class ControlApi:
     `ca` holds the certificates that vouch for the server; None: no TLS.
     """
 
-    def __init__(self, address: str, ca: bytes | None = None) -> None:
-        self._channel = _channel(address, ca)
+    def __init__(self, address: str, ca: bytes | None = None, name: str = "") -> None:
+        """`name`: what the certificate is for, where that is not the address."""
+        self._channel = _channel(address, ca, name)
         self._stub = ControlStub(self._channel)
 
     def status(self, run_id: int) -> RunStatus:
@@ -74,8 +75,13 @@ class ControlApi:
             if error.code() == grpc.StatusCode.NOT_FOUND:
                 raise KeyError(f"the SuperLink knows no run {run_id}") from error
             raise
-        status = reply.run_dict[run_id].status
-        return RunStatus(status.status, status.sub_status, status.details)
+        return _status(reply.run_dict[run_id])
+
+    def runs(self) -> dict[int, RunStatus]:
+        """All runs that the SuperLink knows, the newest last."""
+        runs = self._stub.ListRuns(ListRunsRequest(), timeout=_CALL_SECONDS).run_dict
+        newest_last = sorted(runs, key=lambda run_id: runs[run_id].pending_at)
+        return {run_id: _status(runs[run_id]) for run_id in newest_last}
 
     def stop(self, run_id: int) -> bool:
         """Whether this call stopped the run; False if it had finished before."""
@@ -109,8 +115,7 @@ class ControlApi:
 
     def run_ids(self) -> list[int]:
         """All runs that the SuperLink knows, the newest last."""
-        runs = self._stub.ListRuns(ListRunsRequest(), timeout=_CALL_SECONDS).run_dict
-        return sorted(runs, key=lambda run_id: runs[run_id].pending_at)
+        return list(self.runs())
 
     def register(self, public_key: bytes) -> int:
         """Let the node with this key (PEM) take part; its node id. grpc.RpcError if it does."""
@@ -161,9 +166,15 @@ def is_serving(health_address: str) -> bool:
     return bool(reply.status == HealthCheckResponse.SERVING)
 
 
-def _channel(address: str, ca: bytes | None) -> grpc.Channel:
+def _status(run: Any) -> RunStatus:
+    return RunStatus(run.status.status, run.status.sub_status, run.status.details)
+
+
+def _channel(address: str, ca: bytes | None, name: str = "") -> grpc.Channel:
     # gRPC would send even loopback traffic through the proxy that http_proxy names.
-    options = [("grpc.enable_http_proxy", 0)]
+    options: list[tuple[str, Any]] = [("grpc.enable_http_proxy", 0)]
+    if name:
+        options.append(("grpc.ssl_target_name_override", name))
     if ca is None:
         return grpc.insecure_channel(address, options=options)
     return grpc.secure_channel(address, grpc.ssl_channel_credentials(ca), options=options)

@@ -11,6 +11,7 @@ link would keep it until the run ends.
 
 import json
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -99,7 +100,7 @@ class GridAdapter:
         return {}
 
 
-class SuperLinkGrid(GridAdapter):
+class SuperLinkGrid(GridAdapter, ABC):
     """A grid that is connected with a SuperLink, from which a reply is pulled object by object."""
 
     def __init__(self, grid: Any, flower: ModuleType) -> None:
@@ -116,9 +117,9 @@ class SuperLinkGrid(GridAdapter):
                     f"flwr {installed()} is installed, and changed: no {flower.__name__}.{name}"
                 )
 
+    @abstractmethod
     def superlink(self) -> Any:
         """With the methods PullMessages, PullObject and ConfirmMessageReceived."""
-        raise NotImplementedError
 
     def pull(
         self,

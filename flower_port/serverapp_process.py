@@ -29,7 +29,7 @@ from typing import Any, NoReturn
 # The folder of the locks, and the process id of the server; there where `blackthorn server` is.
 FOLDER_VARIABLE = "BLACKTHORN_SERVERAPPS"
 SERVER_VARIABLE = "BLACKTHORN_SERVER_PID"
-# As in recording/interrupted.py, which would bring torch along.
+# As in recording/run_notes.py, which this package does not import.
 NOTES_VARIABLE = "BLACKTHORN_RUN_NOTES"
 _LOOK_SECONDS = 0.2
 # A ServerApp that is to end leaves its run's last state within these.

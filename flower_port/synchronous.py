@@ -11,6 +11,8 @@ from flwr.serverapp import Grid
 from .grids import Run
 from .transports import LATE, AwaitedReply, Delivery, Transport
 
+CLIENT_APP_RAISED = 2  # Flower's code for a ClientApp that raised an exception
+
 
 class SynchronousGrid(Grid, Transport):
     """A grid that has all replies when it was asked: `send_and_receive` gives them in one call."""

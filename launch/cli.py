@@ -13,6 +13,8 @@ from typer.core import TyperCommand
 from blackthorn.flower_port.versions import NotThisFlower, check_grpc
 from blackthorn.installation import NotInstalled, require
 from blackthorn.launch.commands.calibrate import app as calibrate_app
+from blackthorn.launch.commands.comparisons import compare, recipes, sweep
+from blackthorn.launch.commands.keys import keys
 from blackthorn.launch.commands.output import (
     AsJson,
     Quiet,
@@ -22,8 +24,11 @@ from blackthorn.launch.commands.output import (
     print_json,
     tell_how_to_go_on,
 )
+from blackthorn.launch.commands.plan_privacy import plan_privacy
 from blackthorn.launch.commands.recipes import OutputDir, Recipe, Settings, recipe_config
 from blackthorn.launch.commands.run_remote import follow, run, stop
+from blackthorn.launch.commands.runs import app as runs_app
+from blackthorn.launch.commands.suspects import suspects
 from blackthorn.launch.federation.certs import certs
 from blackthorn.launch.federation.client import client
 from blackthorn.launch.federation.register import register, unregister
@@ -59,7 +64,14 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(calibrate_app, name="calibrate")
+app.add_typer(runs_app, name="runs")
 app.command(cls=NeedsApp)(certs)
+app.command("plan-privacy", cls=NeedsApp)(plan_privacy)
+app.command(cls=NeedsApp)(suspects)
+app.command()(keys)
+app.command()(recipes)
+app.command(cls=NeedsApp)(sweep)
+app.command(cls=NeedsApp)(compare)
 for command in (server, client, register, unregister, run, follow, stop, status):
     app.command(cls=NeedsGrpc)(command)
 console = Console()
@@ -83,9 +95,11 @@ def simulate(
 
     Example: blackthorn simulate recipes/demo.toml --set attack=all-ones
     """
-    from blackthorn.launch.commands.simulate import simulate as run
+    from blackthorn.launch.commands.chains import simulate_chains
+    from blackthorn.launch.commands.simulate import simulate as run_one
 
     config = recipe_config(recipe, settings or (), {"output-dir": output_dir})
+    run = simulate_chains if config.chains > 1 else run_one
     with failures_told(as_json):
         finish(run(config, people_console(quiet, as_json)), as_json)
 
@@ -144,16 +158,14 @@ def cluster(
         finish(summary, as_json)
 
 
-@app.command(cls=NeedsApp)
+@app.command(cls=NeedsGrpc)
 def demo(
-    recipe: Annotated[Path, typer.Option(help="Recipe with an attack.")] = Path(
-        "recipes/demo.toml"
-    ),
-    output_dir: Annotated[Path, typer.Option(help="Folder of both runs.")] = Path("runs/demo"),
+    recipe: Annotated[Path, typer.Option(help="Recipe with an attack.")] = Path("demo"),
+    output_dir: Annotated[Path, typer.Option(help="Folder of all its runs.")] = Path("runs/demo"),
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Plain averaging against RAGE, with clients that lie.
+    """Plain averaging against RAGE, with clients that lie; then real processes over gRPC.
 
     Example: blackthorn demo
     """
@@ -188,7 +200,9 @@ def pilot(
 def reproduce(
     paper: Annotated[
         str,
-        typer.Argument(help="fat-clipping, dp-normfedavg, understanding-clipping, fa-ld or rage."),
+        typer.Argument(
+            help="fat-clipping, dp-normfedavg, understanding-clipping, fa-ld, rage or all."
+        ),
     ],
     only: Annotated[str | None, typer.Option(help="One of the paper's experiments.")] = None,
     quick: Annotated[
@@ -196,6 +210,10 @@ def reproduce(
     ] = False,
     seeds: Annotated[
         int | None, typer.Option(min=1, help="Seeds, where an experiment has many.")
+    ] = None,
+    draws: Annotated[
+        int | None,
+        typer.Option(min=1, help="Draws of the initial weights alone, of rage (in full: 5)."),
     ] = None,
     output_dir: Annotated[
         Path | None,
@@ -215,7 +233,7 @@ def reproduce(
     from blackthorn.launch.commands.reproduce import Options
     from blackthorn.launch.commands.reproduce import reproduce as run
 
-    options = Options(Scale(quick, seeds, data_dir), only, output_dir)
+    options = Options(Scale(quick, seeds, data_dir, draws), only, output_dir)
     if not run(paper, options, console, people_console(quiet, as_json=False)):
         raise typer.Exit(1)
 
@@ -308,37 +326,15 @@ def report(
     console.print(str(write_report(run)), markup=False, highlight=False, soft_wrap=True)
 
 
-@app.command()
-def keys(
-    markdown: Annotated[bool, typer.Option(help="The table of docs/configuration.md.")] = False,
-    defaults: Annotated[
-        bool, typer.Option(help="The table of pyproject.toml that Flower takes keys from.")
-    ] = False,
-) -> None:
-    """List every run-config key with its default and meaning.
-
-    Example: blackthorn keys
-    """
-    from blackthorn.launch.commands.keys import flower_defaults, key_document, key_lines
-
-    if markdown or defaults:
-        print(key_document() if markdown else flower_defaults(), end="")
-    else:
-        print("\n".join(key_lines()))
-
-
 def finish(summary: dict[str, Any], as_json: bool = False, label: str = "") -> None:
     """Say how the run ended."""
     if as_json:
         print_json(summary)
         return
-    from blackthorn.launch.commands.progress import taken
+    from blackthorn.launch.commands.progress import reached, taken
     from blackthorn.launch.federation.run_log import privacy_said
 
-    final = summary["final"]
-    accuracy = final.get("accuracy")
-    said = f", accuracy {100 * accuracy:.1f} %" if accuracy is not None else ""
-    said += privacy_said(summary)
+    said = reached(summary["final"]) + privacy_said(summary)
     console.print(
         f"{label}{summary['status']}: {summary['rounds_completed']} rounds{taken(summary)}{said}",
         markup=False,

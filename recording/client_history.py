@@ -9,11 +9,13 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from blackthorn.strategies.reports import RoundReport
+# Who follows a run somewhere else need not wait for torch.
+if TYPE_CHECKING:
+    from blackthorn.strategies.reports import RoundReport
 
 CLIENTS = "clients.jsonl"
 
@@ -23,12 +25,12 @@ CLIENTS = "clients.jsonl"
 STATES = ("not invited", "surplus", "kept", "skipped", "no reply", "filtered", "rejected")
 
 
-def history_entry(report: RoundReport) -> dict[str, Any]:
+def history_entry(report: "RoundReport") -> dict[str, Any]:
     """A round's line: "round", "clients" by state, "weights" and "reasons" by client id."""
     return {"round": report.server_round, **client_fields(report)}
 
 
-def client_fields(report: RoundReport) -> dict[str, Any]:
+def client_fields(report: "RoundReport") -> dict[str, Any]:
     """The same without the round. States that nobody is in are left out."""
     filtered = set(report.filtered)
     sound = "skipped" if report.skipped else "kept"
@@ -43,10 +45,12 @@ def client_fields(report: RoundReport) -> dict[str, Any]:
         "weights": _weights(report),
         "reasons": {str(rejection.client): rejection.reason for rejection in report.rejected},
     }
+    if report.scores:
+        fields["scores"] = {str(client): row for client, row in report.scores.items()}
     return {key: value for key, value in fields.items() if value}
 
 
-def _weights(report: RoundReport) -> dict[str, float]:
+def _weights(report: "RoundReport") -> dict[str, float]:
     if report.weights is None:
         return {}
     # Six digits, for the sake of the file's size.
@@ -100,10 +104,20 @@ class ClientHistory:
 
 def read_history(folder: Path) -> ClientHistory | None:
     """The history of a run; None where there is none that may be shown (a claim, no round)."""
-    path = folder / CLIENTS
-    if not path.exists():
-        return None
-    # A line that is still being written, or was when the run was killed, is left out.
-    complete = path.read_text(encoding="utf-8").rpartition("\n")[0]
-    entries = [json.loads(line) for line in complete.splitlines() if line]
+    entries = read_entries(folder)
     return ClientHistory.of(entries) if entries else None
+
+
+def read_entries(folder: Path) -> list[dict[str, Any]]:
+    """The lines of a run's clients.jsonl, of rounds that were done twice the last; none where it
+    has no such file."""
+    return list({entry["round"]: entry for entry in read_lines(folder / CLIENTS)}.values())
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """All complete lines of a file of rounds (one that is still being written, or was when the run
+    was killed, is left out); none where it is not there."""
+    if not path.exists():
+        return []
+    complete = path.read_text(encoding="utf-8").rpartition("\n")[0]
+    return [json.loads(line) for line in complete.splitlines() if line]

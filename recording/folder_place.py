@@ -12,24 +12,24 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from blackthorn.recording.client_history import CLIENTS
-from blackthorn.recording.state_files import forget_all
 from blackthorn.settings.config import ConfigError, RunConfig
 from blackthorn.settings.own_code import short_name
 from blackthorn.settings.privacy_checks import claims_anything
-from blackthorn.strategies.durable_file import private_folder
 
 CONFIG = "config.toml"
 METRICS = "metrics.jsonl"
 OPERATOR = "operator.jsonl"
 CHECKPOINTS = "checkpoints"
+OWN_CODE = "own_code"
 SUMMARY = "summary.json"
 # TensorBoard's.
 EVENTS = "events.out.tfevents.*"
 # What `blackthorn predict` draws, of whatever examples it is given.
 PREDICTIONS = "predictions"
-# What a run leaves, apart from the user's own code: what may be handed on under a claim, and what
-# may not and is for its owner's eyes whether there is a claim or not.
-RELEASED = (CONFIG, METRICS, SUMMARY, CHECKPOINTS, "plots", "report.html", EVENTS)
+# What a run leaves, apart from samples of a posterior, of which nothing is claimed: what may be
+# handed on under a claim, and what may not and is for its owner's eyes whether there is a claim or
+# not.
+RELEASED = (CONFIG, OWN_CODE, METRICS, SUMMARY, CHECKPOINTS, "plots", "report.html", EVENTS)
 WITHHELD = (OPERATOR, "state", "ledger.json", PREDICTIONS, "logs", "logs-*")
 _WRITTEN = (CONFIG, CLIENTS, OPERATOR, CHECKPOINTS, "plots", "report.html")
 
@@ -83,6 +83,9 @@ def _unwritable(folder: object, error: OSError) -> ConfigError:
 
 def create_folder(folder: Path, config: RunConfig) -> None:
     """Make the run's folder; ConfigError where that cannot be done (choose_folder cannot know)."""
+    # Brings torch along, for which whoever reads a folder need not wait.
+    from blackthorn.strategies.durable_file import private_folder
+
     try:
         if claims_anything(config):
             private_folder(folder)
@@ -92,8 +95,17 @@ def create_folder(folder: Path, config: RunConfig) -> None:
         raise _unwritable(folder, error) from None
 
 
+def set_aside(folder: Path) -> None:
+    """Rename a folder of an earlier call, if there is one: nothing that was written is lost."""
+    if folder.exists():
+        stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S-%f")[:-3]
+        folder.rename(folder.with_name(f"{folder.name}-until-{stamp}"))
+
+
 def forget_begun(folder: Path) -> None:
     """Remove what a run writes before its first round, so that another may begin there."""
+    from blackthorn.recording.state_files import forget_all
+
     for name in (METRICS, CLIENTS, OPERATOR, CONFIG):
         (folder / name).unlink(missing_ok=True)
     forget_all(folder)

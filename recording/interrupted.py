@@ -4,8 +4,6 @@
 knows the run leads to its folder, and the folder says how far it got.
 """
 
-import json
-import os
 from pathlib import Path
 
 from blackthorn.recording.folder_place import CONFIG, forget_begun
@@ -13,30 +11,10 @@ from blackthorn.recording.run_folder import read_metrics
 from blackthorn.recording.state_files import read_saved, rounds_begun_by_state
 from blackthorn.settings.config import RunConfig
 from blackthorn.settings.privacy_checks import claims_anything
-from blackthorn.strategies.durable_file import replace_file
-
-# The folder of the notes; there where `blackthorn server` is.
-NOTES_VARIABLE = "BLACKTHORN_RUN_NOTES"
 
 
 class CannotGoOn(RuntimeError):
     """The run was interrupted and left nothing to go on from; the message says why."""
-
-
-def note_folder(run_id: int, folder: Path) -> None:
-    """Remember where this run is, should it be interrupted."""
-    notes = os.environ.get(NOTES_VARIABLE)
-    if notes:
-        content = json.dumps({"folder": str(folder.resolve())})
-        replace_file(Path(notes) / f"run-{run_id}.json", content.encode())
-
-
-def noted_folder(run_id: int) -> Path | None:
-    """Where the run is that was interrupted; None: it is a new one."""
-    note = Path(os.environ.get(NOTES_VARIABLE, "")) / f"run-{run_id}.json"
-    if not os.environ.get(NOTES_VARIABLE) or not note.exists():
-        return None
-    return Path(json.loads(note.read_text())["folder"])
 
 
 def going_on(config: RunConfig, folder: Path) -> RunConfig:

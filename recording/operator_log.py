@@ -4,7 +4,9 @@ Flower hands that output to whoever asks the Control API for it, wherever the Se
 A line is PREFIX and an object with one key, which says what it is:
 
     {"run": {"folder", "rounds", "longest-seconds", "resumable"}}     the run begins
-    {"round": {...}}                                      as in metrics.jsonl and operator.jsonl
+    {"notes": ["...", ...]}                               what there is to know before it starts
+    {"round": {...}}                                      the round's line of metrics.jsonl
+    {"operator": {...}}                                   under a claim: its line of operator.jsonl
     {"spent": {"rounds", "epsilon_rdp", "delta"}}  under a central claim: what its ledger holds
     {"summary": {...}}                                    the content of summary.json
     {"failed": {"reason", "configuration"}}               why it ended
@@ -28,7 +30,7 @@ PREFIX = "blackthorn-run: "
 _ROUND_SLACK_SECONDS = 60.0
 
 
-def tell(kind: str, content: Mapping[str, Any]) -> None:
+def tell(kind: str, content: Mapping[str, Any] | list[str]) -> None:
     """Write one line."""
     print(PREFIX + json.dumps({kind: content}), flush=True)
 
@@ -41,37 +43,41 @@ def tell_start(config: RunConfig, folder: Path) -> None:
     tell("run", {**content, "resumable": config.state_every != 0})
 
 
-def tell_round(report: "RoundReport") -> None:
-    """Observer: the round, as its operator may see it."""
+def tell_operator(report: "RoundReport") -> None:
+    """Observer: what a claim leaves to the operator of a round."""
     # Imports torch, for which whoever reads these lines need not wait.
-    from blackthorn.recording.round_entries import operator_entry, round_entry
+    from blackthorn.recording.round_entries import operator_entry
 
-    tell("round", {**round_entry(report), **operator_entry(report)})
+    if report.confidential:
+        tell("operator", operator_entry(report))
 
 
-class SpentTold:
-    """Tracker: under a central claim, what the ledger holds after each round."""
+class RoundTold:
+    """Tracker: the round, and before it under a central claim what the ledger holds after it."""
 
     def __init__(self, config: RunConfig) -> None:
         self._delta = config.delta
 
     def round(self, entry: Mapping[str, Any]) -> None:
-        """Tell what the round's line has of it."""
+        """Tell the line of metrics.jsonl, which whoever reads that may see."""
         if "rounds_charged" in entry:
             spent = {"rounds": entry["rounds_charged"], "epsilon_rdp": entry.get("epsilon_rdp")}
             tell("spent", {**spent, "delta": self._delta})
+        tell("round", entry)
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """Nothing: the summary says it."""
+        """Nothing: the summary is told apart."""
 
 
 def tell_again(folder: Path, last_round: int) -> None:
     """The rounds that are on record up to that one: some may have been told to nobody."""
-    from blackthorn.recording.run_folder import read_metrics
+    from blackthorn.recording.client_history import read_lines
+    from blackthorn.recording.folder_place import METRICS, OPERATOR
 
-    for entry in read_metrics(folder):
-        if entry["round"] <= last_round:
-            tell("round", entry)
+    for kind, name in (("round", METRICS), ("operator", OPERATOR)):
+        for entry in read_lines(folder / name):
+            if entry["round"] <= last_round:
+                tell(kind, entry)
 
 
 def longest_run(config: RunConfig) -> float:

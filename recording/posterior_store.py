@@ -129,14 +129,11 @@ class PosteriorRecorder:
         if past < 1 or past % self._thinning or report.skipped:
             return
         views = self._model.unflatten(report.model)
-        state = {**self._state, **{name: view.numpy() for name, view in views.items()}}
-        # What `noisier_rounds` reads.
-        self.store.offer(
-            report.server_round,
-            state,
-            invited=str(len(report.invited)),
-            replied=str(len(report.accepted)),
-        )
+        learned = {name: view.numpy() for name, view in views.items()}
+        state = {**self._state, **learned, **report.statistics}
+        # What `noisier_rounds` reads; a claim keeps it from whoever sees the models.
+        cohort = {"invited": str(len(report.invited)), "replied": str(len(report.accepted))}
+        self.store.offer(report.server_round, state, **({} if report.confidential else cohort))
 
 
 def sample_rounds(run: Path) -> list[int]:

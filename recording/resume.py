@@ -42,6 +42,12 @@ def note_resumable(error: BaseException, folder: Path) -> None:
             error.add_note(f"{_NOTE}{folder}")
 
 
+def begins_anew(error: BaseException) -> None:
+    """Let `error` no longer say that its run can be resumed: the command has no key for it."""
+    if resumable(error):
+        error.__notes__ = [note for note in error.__notes__ if not note.startswith(_NOTE)]
+
+
 def resumable(error: BaseException) -> str:
     """The folder of the run that ended with `error` and can be resumed; empty: it cannot."""
     notes = getattr(error, "__notes__", ())
@@ -161,7 +167,7 @@ def _check_same(config: RunConfig, saved: Saved) -> None:
 
 def _rounds_are_fixed_by(config: RunConfig) -> str:
     """The key for whose sake a run may not get more rounds; empty: it may."""
-    if config.output_iterate in ("uniform", "random-weighted"):
+    if config.output_iterate not in ("last", "best"):
         return f"output-iterate = {config.output_iterate}"
     return "epsilon" if is_noised(config) and config.epsilon > 0 else ""
 

@@ -5,42 +5,52 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from blackthorn.recording.client_history import client_fields
-from blackthorn.strategies import RoundReport
+from blackthorn.wire import ROUND_FIELDS
 
-# What clients call their metrics must not hide what the server says of the round.
-_OWN_KEYS = (
-    *("round", "local_lr", "invited", "replied", "rejected", "filtered", "over_bound"),
-    *("seconds", "evaluated_by", "skipped", "instruments", "catastrophic_failure"),
-    *("sample_epsilon", "epsilon_rdp", "rounds_charged", "rounds_of_earlier_runs", "run"),
-    *("surplus", "refused"),
-)
+# Who follows a run somewhere else need not wait for torch.
+if TYPE_CHECKING:
+    from blackthorn.strategies import RoundReport
 
+# What was spent: a figure, or a count of what is charged, that is shown as less is false.
+_BOUNDS = ("epsilon_rdp", "sample_epsilon", "rounds_charged", "rounds_of_earlier_runs")
 _LISTS_OF_CLIENTS = ("rejected", "filtered", "over_bound")
 _COUNTS = ("invited", "replied")
 
 
-def round_entry(report: RoundReport) -> dict[str, Any]:
+def round_entry(report: "RoundReport") -> dict[str, Any]:
     """One line of metrics.jsonl: under a privacy claim nothing of single clients or the cohort."""
     entry = {**_public_entry(report), **({} if report.confidential else _cohort_entry(report))}
     if report.evaluated_by:
         entry["evaluated_by"] = report.evaluated_by
+    if report.unevaluated:
+        entry["unevaluated"] = report.unevaluated
+    if report.warnings:
+        entry["warnings"] = report.warnings
     return entry
 
 
-def operator_entry(report: RoundReport) -> dict[str, Any]:
+def metrics_of(entry: Mapping[str, Any]) -> dict[str, float]:
+    """The metrics of a round's evaluation in its line of metrics.jsonl."""
+    if not entry.get("evaluated_by"):
+        return {}
+    return {k: v for k, v in entry.items() if k not in ROUND_FIELDS and _is_number(v)}
+
+
+def operator_entry(report: "RoundReport") -> dict[str, Any]:
     """One line of operator.jsonl, which is not part of what is released."""
     return {"round": report.server_round, **_cohort_entry(report), **client_fields(report)}
 
 
-def _public_entry(report: RoundReport) -> dict[str, Any]:
-    own = {key: value for key, value in report.metrics.items() if key not in _OWN_KEYS}
-    return {"round": report.server_round, **own, "local_lr": report.local_lr}
+def _public_entry(report: "RoundReport") -> dict[str, Any]:
+    # What clients call their metrics must not hide what the server says of the round.
+    own = {key: value for key, value in report.metrics.items() if key not in ROUND_FIELDS}
+    return {"round": report.server_round, **own, "local_lr": report.local_lr, **report.told}
 
 
-def _cohort_entry(report: RoundReport) -> dict[str, Any]:
+def _cohort_entry(report: "RoundReport") -> dict[str, Any]:
     entry: dict[str, Any] = {
         "invited": len(report.invited),
         "replied": len(report.accepted),
@@ -78,6 +88,11 @@ def scalars(entry: Mapping[str, Any]) -> dict[str, float]:
     return {name: float(value) for name, value in found.items() if _is_finite(value)}
 
 
+def is_bound(name: str) -> bool:
+    """Whether one of the `scalars` says what was spent."""
+    return name.partition("/")[0] in _BOUNDS
+
+
 def _number(value: Any) -> Any:
     """The median of a measure by client; anything else as it is."""
     if not isinstance(value, Mapping):
@@ -87,4 +102,8 @@ def _number(value: Any) -> Any:
 
 
 def _is_finite(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return _is_number(value) and math.isfinite(value)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -23,7 +23,7 @@ def mark_on_record(folder: Path) -> dict[str, Any] | None:
     saved = read_saved(folder)
     if saved is not None:
         return mark_of(saved.state.values.get("own", {}))
-    runs = [line["run"] for line in _lines(folder) if "run" in line]
+    runs = [line["run"] for line in lines_on_record(folder) if "run" in line]
     return {"run": runs[-1], "charges": []} if runs else None
 
 
@@ -32,7 +32,7 @@ def rounds_of_run_on_record(folder: Path, mark: Mapping[str, Any] | None) -> int
     those that it did twice twice: its lines, checkpoints and summary."""
     # Lines of an earlier version say how many rounds the whole ledger held.
     before = (mark or {}).get("rounds_before", 0)
-    told = [*_lines(folder), (read_summary(folder) or {}).get("privacy") or {}]
+    told = [*lines_on_record(folder), (read_summary(folder) or {}).get("privacy") or {}]
     counts = [
         one["rounds_charged"] - one.get("rounds_of_earlier_runs", before)
         for one in told
@@ -43,7 +43,7 @@ def rounds_of_run_on_record(folder: Path, mark: Mapping[str, Any] | None) -> int
 
 def last_round_on_record(folder: Path) -> int:
     """The last round of which there is a line or a model; 0 where there is none."""
-    lines = [line["round"] for line in _lines(folder) if "round" in line]
+    lines = [line["round"] for line in lines_on_record(folder) if "round" in line]
     names = [_CHECKPOINT.fullmatch(path.name) for path in (folder / CHECKPOINTS).glob("round-*")]
     return max([0, *lines, *(int(name[1]) for name in names if name)])
 
@@ -62,7 +62,7 @@ def rounds_begun(folder: Path, saved: Saved | None) -> int:
     return max(begun + max(0, last - done) for done, begun in states) + 1
 
 
-def _lines(folder: Path) -> Iterator[dict[str, Any]]:
+def lines_on_record(folder: Path) -> Iterator[dict[str, Any]]:
     """The lines of metrics.jsonl and operator.jsonl; what is torn or damaged is left out."""
     for name in (METRICS, OPERATOR):
         path = folder / name

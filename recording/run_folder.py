@@ -14,7 +14,7 @@ import numpy as np
 import tomli_w
 from safetensors.numpy import save
 
-from blackthorn.recording.client_history import CLIENTS, history_entry
+from blackthorn.recording.client_history import CLIENTS, history_entry, read_lines
 from blackthorn.recording.failure_reason import without_places
 from blackthorn.recording.folder_place import (
     CHECKPOINTS,
@@ -29,7 +29,7 @@ from blackthorn.recording.folder_place import (
     hide_times,
 )
 from blackthorn.recording.line_log import LineLog, finite
-from blackthorn.recording.round_entries import operator_entry, round_entry
+from blackthorn.recording.round_entries import metrics_of, operator_entry, round_entry
 from blackthorn.recording.run_counts import Counts, failures_in
 from blackthorn.recording.run_states import RunStates
 from blackthorn.recording.state_files import (
@@ -103,6 +103,8 @@ class RunFolder:
         self._privacy: Callable[[], dict[str, Any] | None] = lambda: None
         self._sample_privacy: Callable[[], dict[str, Any] | None] = lambda: None
         self._spent: Callable[[], Mapping[str, Any]] = dict
+        # What the summary says of suspects; None where clients are not scored.
+        self.suspects: Callable[[], dict[str, Any]] | None = None
         self._states = RunStates(path, config, self._beside_state)
         create_folder(path, config)
         self._logs: dict[str, LineLog] = {}
@@ -136,6 +138,7 @@ class RunFolder:
         entry = {**round_entry(report), **self._extra.of_round(report)}
         entry |= self._spent()
         self._counts.add(report)
+        self.warnings = [*self.warnings, *report.warnings]
         lines = {METRICS: entry, **_beside(report)}
         # First the state, which holds the lines: what is missing after it can be made up for.
         self._states.after_round(report, lines)
@@ -221,7 +224,8 @@ class RunFolder:
         self._privacy, self._sample_privacy = entry, sample
 
     def set_spent(self, spent: Callable[[], Mapping[str, Any]]) -> None:
-        """What a round's line says of the privacy spent so far; asked for in every round."""
+        """What a round's line says of the privacy spent so far, and what that takes to be
+        public; asked for in every round."""
         self._spent = spent
 
     def set_output(self, server_round: int, metrics: Mapping[str, float]) -> None:
@@ -250,6 +254,7 @@ class RunFolder:
             "final": self._counts.final,
             "output_round": self._output_round,
             **self._extra.of_run(),
+            **({} if self.suspects is None else {"suspects": self.suspects()}),
             **({} if self.posterior is None else {"posterior": self.posterior}),
             "privacy": self._privacy(),
             **({} if sample is None else {"sample_privacy": sample}),
@@ -325,7 +330,7 @@ def write_failure(
         **_what_ran(config),
         "rounds_completed": entries[-1]["round"] if entries else 0,
         "rounds_skipped": sum("skipped" in entry for entry in entries),
-        "final": {key: last[key] for key in ("accuracy", "loss") if key in last},
+        "final": metrics_of(last),
         "output_round": None,
         "catastrophic_failure": entries[-1].get("catastrophic_failure") if entries else None,
         "privacy": privacy,
@@ -363,9 +368,5 @@ def _count_clients(entries: Sequence[Mapping[str, Any]]) -> dict[str, int]:
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """All complete lines of metrics.jsonl (a line that is still being written is left out)."""
-    path = folder / METRICS
-    if not path.exists():
-        return []
-    complete = path.read_text(encoding="utf-8").rpartition("\n")[0]
-    return [json.loads(line) for line in complete.splitlines() if line]
+    """What metrics.jsonl says of the rounds."""
+    return read_lines(folder / METRICS)

@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from blackthorn.recording.rounds_on_record import mark_on_record, rounds_of_run_on_record
-from blackthorn.recording.state_files import Saved
+from blackthorn.recording.state_files import FOLDER, Saved
 from blackthorn.settings.config import ConfigError, RunConfig
 from blackthorn.settings.privacy_checks import has_central_claim
 from blackthorn.settings.rounding import exact, upward
 from blackthorn.strategies import Ledger, PrivacyPlan
 from blackthorn.strategies.ledger import LedgerInUse, mark_of
 from blackthorn.strategies.ledger_file import begins_anew, behind_links
+from blackthorn.strategies.noise_record import noise_file
 
 LEDGER = "ledger.json"
 
@@ -93,7 +94,10 @@ def check_ledger(
     if saved is not None:
         _require_own(config, path, ledger, saved)
         done = saved.state.server_round
-    left = max(0, config.num_server_rounds - done)
+    _require_releases(config, plan, ledger, folder, done)
+    # What is charged already, and only done again.
+    held = min(config.num_server_rounds, done + ledger.on_record(plan.release(), done))
+    left = max(0, config.num_server_rounds - held)
     left = ledger.rounds_allowed(plan.release(), left) if left else 0
     if saved is None and not left:
         raise ConfigError(
@@ -103,7 +107,7 @@ def check_ledger(
     other = ledger.replaced_accountant(plan.release(), left)
     of_run, of_others = ledger.rounds_of_run, ledger.rounds_of_others
     mark, spent = ledger.mark(), _spent(ledger, plan)
-    return Standing(of_run, of_others, done + left, mark, other, spent, ledger.moved)
+    return Standing(of_run, of_others, held + left, mark, other, spent, ledger.moved)
 
 
 def _spent(ledger: Ledger, plan: PrivacyPlan) -> str | None:
@@ -126,6 +130,29 @@ def _require_own(config: RunConfig, path: Path, ledger: Ledger, saved: Saved) ->
             f"resume = {config.resume} is not allowed with ledger {path}: {error}; put its own "
             "ledger back"
         ) from None
+
+
+def _require_releases(
+    config: RunConfig, plan: PrivacyPlan, ledger: Ledger, folder: Path, done: int
+) -> None:
+    """Of clients that take turns, what was charged after the state is there to be done again."""
+    noises = noise_folder(config, folder)
+    charged = ledger.on_record(plan.release(), done)
+    if noises is None or not charged:
+        return
+    lost = [t for t in range(done + 1, done + charged + 1) if not noise_file(noises, t).exists()]
+    if lost:
+        raise ConfigError(
+            f"resume = {config.resume} is not allowed: round {lost[0]} has been charged, and "
+            f"{noise_file(noises, lost[0])} with its noise is not there; put it back"
+        )
+
+
+def noise_folder(config: RunConfig, folder: Path) -> Path | None:
+    """Where the noise of a run lies whose clients take turns, for as long as it may go on; None of
+    other runs, and where nothing is charged."""
+    rotating = config.participation == "rotating" and has_central_claim(config)
+    return folder / FOLDER if rotating else None
 
 
 def ledger_of_dead_run(config: RunConfig, plan: PrivacyPlan, folder: Path) -> Ledger | None:
@@ -163,9 +190,10 @@ def shortened(config: RunConfig, saved: Saved | None, standing: Standing | None)
     if standing is None or standing.allowed >= config.num_server_rounds:
         return None
     done = saved.state.server_round if saved is not None else 0
+    again = config.participation == "rotating"  # rounds of its own are then lost by nothing
     held = {
         "of other runs": standing.rounds_of_others,
-        "of its own that were lost": standing.rounds_of_run - done,
+        "of its own that were lost": 0 if again else standing.rounds_of_run - done,
     }
     others = " and ".join(f"{rounds} {whose}" for whose, rounds in held.items() if rounds > 0)
     beside = f"beside its own {done} " if done else ""

@@ -5,12 +5,13 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 
 from blackthorn.recording.folder_place import EVENTS
-from blackthorn.recording.round_entries import scalars
+from blackthorn.recording.round_entries import is_bound, scalars
 
 
 class TensorBoardEvents:
@@ -32,7 +33,8 @@ class TensorBoardEvents:
     def round(self, entry: Mapping[str, Any]) -> None:
         """Write the round's numbers."""
         values = [
-            Summary.Value(tag=name, simple_value=value) for name, value in scalars(entry).items()
+            Summary.Value(tag=name, simple_value=not_below(value) if is_bound(name) else value)
+            for name, value in scalars(entry).items()
         ]
         summary = Summary(value=values)
         self._write(Event(wall_time=self._clock(), step=entry["round"], summary=summary))
@@ -41,3 +43,12 @@ class TensorBoardEvents:
         """Close the file."""
         del summary
         self._stream.close()
+
+
+def not_below(value: float) -> float:
+    """The smallest float32, in which TensorBoard keeps what it is told, that is not below `value`:
+    a bound that is rounded down is none."""
+    with np.errstate(over="ignore"):
+        near = np.float32(value)
+    # As Python's float: NumPy would compare in float32, and find them equal.
+    return float(near if float(near) >= value else np.nextafter(near, np.float32(np.inf)))

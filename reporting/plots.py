@@ -5,8 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from blackthorn.recording.round_entries import metrics_of
 from blackthorn.reporting.figures import (
     BLACK,
     BLUE,
@@ -20,29 +22,44 @@ from blackthorn.reporting.figures import (
     new_figure,
     save_rounds,
 )
+from blackthorn.settings.rounding import exact
 
 Entries = Sequence[Mapping[str, Any]]
+Point = tuple[int, float]
+ACCURACY = "accuracy (%)"
 PHASES = ("training", "screening", "aggregation", "server-step", "evaluation")
 
 _STYLES = ("-", "--", ":", "-.")
 # More points than this are drawn without markers, which would hide each other.
 _FEW = 60
+# Metrics of one's own that a figure has room for.
+_MOST_METRICS = 6
 
 
 def plot_accuracies(runs: Mapping[str, Entries], path: Path) -> Path | None:
     """Accuracy against rounds of several runs by label; None where no round was evaluated."""
+    curves = {
+        label: [(t, 100 * value) for t, value in points]
+        for label, entries in runs.items()
+        if (points := series(entries, "accuracy"))
+    }
+    return plot_curves(curves, ACCURACY, path) if curves else None
+
+
+def plot_curves(curves: Mapping[str, Sequence[Point]], ylabel: str, path: Path) -> Path:
+    """Curves of one quantity over each other, each with its label; on a logarithmic axis where they
+    fall or rise far. None of them is empty."""
     figure = new_figure()
     axes = new_axes(figure)
-    drawn = 0
-    for label, entries in runs.items():
-        points = series(entries, "accuracy")
-        if points:
-            percent = [(t, 100 * value) for t, value in points]
-            line(axes, percent, _STYLES[drawn % 4], CYCLE[drawn % len(CYCLE)], label)
-            drawn += 1
-    if not drawn:
-        return None
-    axes.set(ylabel="accuracy (%)", ylim=(0, 100))
+    for number, (label, points) in enumerate(curves.items()):
+        style, shade = _STYLES[number % len(_STYLES)], CYCLE[number % len(CYCLE)]
+        line(axes, points, style, shade, label)
+    values = [value for points in curves.values() for _, value in points]
+    if ylabel == ACCURACY:
+        axes.set_ylim(0, 100)
+    elif min(values) > 0 and is_wide(values):
+        axes.set_yscale("log")
+    axes.set_ylabel(ylabel)
     return save_rounds(figure, path)
 
 
@@ -56,13 +73,25 @@ def plot_loss(entries: Entries, path: Path) -> Path | None:
     points = series(entries, "loss")
     if not points:
         return None
-    figure = new_figure()
-    axes = new_axes(figure)
-    line(axes, points, "-", BLUE)
+    figure, axes = _one_line(points, "loss (task's own unit)")
     values = [value for _, value in points]
     if min(values) > 0 and is_wide(values):
         axes.set_yscale("log")
-    axes.set_ylabel("loss (task's own unit)")
+    return save_rounds(figure, path)
+
+
+def plot_metrics(entries: Entries, path: Path) -> Path | None:
+    """Every other metric of the evaluations against rounds, one below the other."""
+    names = {name: None for entry in entries for name in metrics_of(entry)}
+    drawn = {n: p for n in names if n not in ("accuracy", "loss") if (p := series(entries, n))}
+    if not drawn:
+        return None
+    shown = list(drawn.items())[:_MOST_METRICS]
+    figure = new_figure(height=1.2 + 1.8 * len(shown))
+    column = figure.subplots(len(shown), squeeze=False)[:, 0]
+    for axes, (name, points) in zip(column, shown, strict=True):
+        line(axes, points, "-", BLUE)
+        axes.set_ylabel(name)
     return save_rounds(figure, path)
 
 
@@ -115,12 +144,30 @@ def plot_phases(entries: Entries, path: Path) -> Path | None:
 
 def plot_epsilon(spent: Sequence[tuple[int, float]], delta: float, path: Path) -> Path:
     """ε after so many rounds of the ledger, by RDP."""
-    figure = new_figure()
-    axes = new_axes(figure)
-    line(axes, spent, "-", BLUE, f"spent, δ = {delta:g}")
-    axes.set_ylabel("ε by RDP (an upper bound, no unit)")
+    label = f"spent, δ = {exact(delta)}"
+    figure, axes = _one_line(spent, "ε by RDP (an upper bound, no unit)", label)
     axes.set_ylim(bottom=0)
     return save_rounds(figure, path)
+
+
+def plot_signal(entries: Entries, path: Path) -> Path | None:
+    """How long the updates were in what a round released, in lengths of its noise; 0: drowned."""
+    points = series(entries, "signal_to_noise")
+    if not points:
+        return None
+    figure, axes = _one_line(points, "signal to noise of a round (no unit)")
+    axes.set_ylim(bottom=0)
+    return save_rounds(figure, path)
+
+
+def _one_line(
+    points: Sequence[tuple[int, float]], ylabel: str, label: str = ""
+) -> tuple[Figure, Axes]:
+    figure = new_figure()
+    axes = new_axes(figure)
+    line(axes, points, "-", BLUE, label)
+    axes.set_ylabel(ylabel)
+    return figure, axes
 
 
 def series(entries: Entries, key: str) -> list[tuple[int, float]]:

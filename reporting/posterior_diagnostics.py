@@ -34,15 +34,17 @@ class Traces:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Of one scalar: posterior mean and deviation, effective sample size (of bulk), split-R̂.
+    """Of one scalar: posterior mean and deviation, effective sample sizes of the bulk and of the
+    5 % tails, split-R̂.
 
-    The last two are NaN where there are fewer than 8 draws a chain, or a scalar never moves.
+    The last three are NaN where there are fewer than 8 draws a chain, or a scalar never moves.
     """
 
     name: str
     mean: float
     deviation: float
     ess: float
+    ess_tail: float
     rhat: float
 
 
@@ -76,13 +78,14 @@ def diagnose(traces: Traces) -> list[Diagnosis]:
     draws = traces.values.shape[1]
     found = []
     for name, values in zip(traces.names, np.moveaxis(traces.values, 2, 0), strict=True):
-        ess = rhat = math.nan
+        ess = tail = rhat = math.nan
         if draws >= _FEWEST and values.std() > 0:
             ess = float(arviz.ess(values, method="bulk"))
+            tail = float(arviz.ess(values, method="tail"))
             # Each half is a chain of its own; ArviZ itself would refuse a single chain.
             halves = np.concatenate([values[:, : draws // 2], values[:, draws - draws // 2 :]])
             rhat = float(arviz.rhat(halves, method="identity"))
-        found.append(Diagnosis(name, float(values.mean()), float(values.std()), ess, rhat))
+        found.append(Diagnosis(name, float(values.mean()), float(values.std()), ess, tail, rhat))
     return found
 
 

@@ -34,6 +34,9 @@ from blackthorn.tasks.bayes_linear import BayesLinear
 from blackthorn.tasks.labelled import LabelledTask
 from blackthorn.tasks.problem import Problem
 
+# Bounds of Vehtari, Gelman, Simpson, Carpenter and Bürkner (2021), the latter of one chain.
+RHAT_MOST, ESS_LEAST = 1.01, 100
+
 
 def report_posterior(run: Path, config: RunConfig, problem: Problem) -> dict[str, Any]:
     """Diagnostics, plots and figures of a run's samples; the result is for summary.json.
@@ -80,20 +83,52 @@ def distance_to_posterior(
 def _mixing(run: Path, config: RunConfig, problem: Problem) -> dict[str, Any]:
     traces = collect_traces([run], problem)
     diagnoses = diagnose(traces)
-    rows = [{k: _number(v) for k, v in asdict(d).items()} for d in diagnoses]
+    rows = [{k: number_or_none(v) for k, v in asdict(d).items()} for d in diagnoses]
     text = json.dumps(rows, indent=2) + "\n"
     replace_file(run / FOLDER / "diagnostics.json", text.encode())
     if config.report and traces.values.shape[1] > 1:
         plot_traces(traces, run / "plots" / "trace.png")
         plot_autocorrelation(traces, run / "plots" / "autocorrelation.png")
-    return worst(diagnoses)
+    return {**worst(diagnoses), "mixing": mixing(diagnoses, 1)}
 
 
 def worst(diagnoses: list[Diagnosis]) -> dict[str, float | None]:
-    """Smallest effective sample size and largest split-R̂ over all scalars."""
+    """Smallest effective sample sizes, of bulk and tails, and largest split-R̂ over all scalars."""
     ess = [d.ess for d in diagnoses if math.isfinite(d.ess)]
+    tail = [d.ess_tail for d in diagnoses if math.isfinite(d.ess_tail)]
     rhat = [d.rhat for d in diagnoses if math.isfinite(d.rhat)]
-    return {"ess_min": min(ess, default=None), "rhat_max": max(rhat, default=None)}
+    return {
+        "ess_min": min(ess, default=None),
+        "ess_tail_min": min(tail, default=None),
+        "rhat_max": max(rhat, default=None),
+    }
+
+
+def mixing(diagnoses: list[Diagnosis], chains: int) -> str:
+    """Whether the `chains` have mixed, in words, by the bounds of Vehtari et al. (2021): split-R̂ at
+    most 1.01, and effective sample sizes of bulk and tails of 100 a chain; if not, what to change.
+    """
+    known = [d for d in diagnoses if math.isfinite(d.rhat)]
+    if not known:
+        return "not known to have mixed: fewer than 8 samples a chain, or none that moves"
+    widest = max(known, key=lambda d: d.rhat)
+    if widest.rhat > RHAT_MOST:
+        where = "the chains end in different places" if chains > 1 else "the chain still drifts"
+        return (
+            f"not mixed: {widest.name} has a split-R-hat of {widest.rhat:.3f}, above "
+            f"{RHAT_MOST:g}: {where}. Run more rounds (num-server-rounds) after a longer burn-in, "
+            "or move further in each: a larger local-lr or local-steps, algorithm = sghmc, or "
+            "step-size = cyclical"
+        )
+    worst_of = min(known, key=lambda d: min(d.ess, d.ess_tail))
+    worth, needed = min(worst_of.ess, worst_of.ess_tail), ESS_LEAST * chains
+    if worth < needed:
+        return (
+            f"not mixed: the samples of {worst_of.name} are worth {worth:.0f} independent ones, "
+            f"fewer than {needed}: run more rounds (num-server-rounds; thinning saves disk alone), "
+            "or move further in each: a larger local-lr or local-steps"
+        )
+    return f"mixed: split-R-hat at most {RHAT_MOST:g}, effective samples at least {needed}"
 
 
 def _calibration(
@@ -114,5 +149,6 @@ def _calibration(
     }
 
 
-def _number(value: Any) -> Any:
+def number_or_none(value: Any) -> Any:
+    """JSON has no NaN and no infinity: None in their place."""
     return None if isinstance(value, float) and not math.isfinite(value) else value

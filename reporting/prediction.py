@@ -21,6 +21,7 @@ from blackthorn.settings.own_code import OWN_CODE_KEYS, kept
 from blackthorn.tasks.flat_model import FlatModel
 from blackthorn.tasks.labelled import LabelledTask
 from blackthorn.tasks.own_arrays import not_finite
+from blackthorn.tasks.own_project import OwnProject
 from blackthorn.tasks.problem import Problem, load_problem
 
 _BATCH = 4096
@@ -89,7 +90,7 @@ def predict_with(run: Path, problem: Problem, x: np.ndarray | Tensor) -> Predict
     """`predict` for a run that is loaded already."""
     inputs = _checked_inputs(problem, x)
     try:
-        point = class_probabilities(problem.model, _final_state(run), inputs)
+        point = class_probabilities(problem.model, final_state(run), inputs)
         return _over_samples(run, problem.model, inputs, point)
     except ConfigError:
         raise
@@ -118,7 +119,8 @@ def class_probabilities(
     model: FlatModel, state: dict[str, np.ndarray], inputs: Tensor
 ) -> np.ndarray:
     """softmax of the model's outputs [n, C], float64, at the parameters of a state_dict."""
-    params = model.flatten({name: torch.from_numpy(value) for name, value in state.items()})
+    tensors = {name: torch.from_numpy(value) for name, value in state.items()}
+    params, model = model.flatten(tensors), model.holding(tensors)
     with torch.no_grad():
         logits = torch.cat([model.outputs(params, x) for x in inputs.split(_BATCH)])
     return torch.softmax(logits.double(), dim=1).numpy()
@@ -127,7 +129,13 @@ def class_probabilities(
 def _checked_inputs(problem: Problem, x: np.ndarray | Tensor) -> Tensor:
     task = problem.task
     if not isinstance(task, LabelledTask):
-        raise ConfigError(f"task {task.name} has no classes to predict")
+        raise ConfigError(
+            f"task {task.name} has no classes to predict"
+            if not isinstance(task, OwnProject)
+            else f"predict does not know the inputs of a project of your own: what model = "
+            f"{problem.config.model} builds takes the state_dict of "
+            'safetensors.torch.load_file(".../checkpoints/final.safetensors")'
+        )
     inputs = _as_tensor(x)
     if inputs.ndim == 0 or tuple(inputs.shape[1:]) != task.input_shape or len(inputs) == 0:
         shape = ", ".join(map(str, task.input_shape))
@@ -162,7 +170,9 @@ def _wrong_dtype(dtype: object) -> ConfigError:
     return ConfigError(f"x has dtype {name}: allowed are uint8 and floating")
 
 
-def _final_state(run: Path) -> dict[str, np.ndarray]:
+def final_state(run: Path) -> dict[str, np.ndarray]:
+    """The state_dict of a run's last model. Raises ConfigError where it has left none, ValueError
+    for a torn file."""
     path = run / "checkpoints" / "final.safetensors"
     if path.exists():
         try:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from blackthorn.recording.round_entries import metrics_of
 from blackthorn.reporting.plots import PHASES
 from blackthorn.reporting.run_record import RunRecord
 from blackthorn.settings.config import RunConfig, to_mapping
@@ -16,6 +17,8 @@ from blackthorn.settings.rounding import downward, exact, upward
 
 _MOST_ROWS = 30
 _LONGEST_REASON = 300
+# Metrics beside accuracy and loss.
+_MOST_TILES = 4
 
 
 @dataclass(frozen=True)
@@ -87,6 +90,10 @@ def _quality(record: RunRecord) -> list[Tile]:
         tiles.append(Tile("loss", f"{final['loss']:.4g}", note))
     elif evaluated and "loss" in final:
         tiles.append(Tile("loss", "not finite", note))
+    others = [name for name in final if name not in ("accuracy", "loss")]
+    if evaluated and others:
+        known = metrics_of(evaluated[-1])
+        tiles += [Tile(n, f"{final[n]:.4g}", note) for n in others[:_MOST_TILES] if n in known]
     return tiles
 
 
@@ -178,6 +185,13 @@ def filtered(record: RunRecord) -> Table | None:
     return _table("Clients that the rule left out", ("clients", "rounds", "which"), rows)
 
 
+def suspects(record: RunRecord) -> Table | None:
+    """Whom the rounds convict, where the summary says it."""
+    found = ((record.summary or {}).get("suspects") or {}).get("clients", [])
+    rows = [(str(one["client"]), f"{one['p']:g}") for one in found]
+    return _table("Clients that stand out beyond chance", ("client", "p"), rows)
+
+
 def privacy_facts(record: RunRecord) -> list[tuple[str, str]]:
     """The claims in words and what they rest on; empty where nothing is claimed."""
     told = record.figures
@@ -185,6 +199,18 @@ def privacy_facts(record: RunRecord) -> list[tuple[str, str]]:
     if told.get("sample_privacy"):
         facts.append(_claim("one example of a client", told["sample_privacy"]))
     return facts
+
+
+def signal_facts(record: RunRecord) -> list[tuple[str, str]]:
+    """What the noise left of the updates, by what each round released; empty without noise."""
+    told = [e["signal_to_noise"] for e in record.entries if is_number(e.get("signal_to_noise"))]
+    if not told:
+        return []
+    drowned = sum(value == 0 for value in told)
+    line = f"median {median(told):.3g} over the rounds"
+    if drowned:
+        line += f"; in {drowned} of {len(told)} rounds the noise drowned the update"
+    return [("signal to noise of a round", line)]
 
 
 def _claim(of: str, entry: Mapping[str, Any]) -> tuple[str, str]:
@@ -232,8 +258,9 @@ def _cohort(privacy: Mapping[str, Any]) -> str:
     """Who is invited, as configured: `cohort_size` of `num_clients`, by `sampling`."""
     clients = privacy["num_clients"]
     drawn = {
-        "fixed": f"{privacy['cohort_size']:g} of {clients} clients, drawn without replacement",
-        "poisson": f"each of {clients} clients with probability {privacy['sample_rate']:g}",
+        "fixed": f"{exact(privacy['cohort_size'])} of {clients} clients, drawn without replacement",
+        "rotating": f"one of {privacy.get('groups')} groups of {clients} clients in turn",
+        "poisson": f"each of {clients} clients with probability {exact(privacy['sample_rate'])}",
     }
     return drawn.get(privacy["sampling"], f"all {clients} clients")
 
@@ -254,12 +281,12 @@ def diagnosis_rows(diagnoses: Sequence[Mapping[str, Any]]) -> Table | None:
     rows = [
         (
             str(d["name"]),
-            *(_figure(d[key]) for key in ("mean", "deviation", "ess")),
+            *(_figure(d.get(key)) for key in ("mean", "deviation", "ess", "ess_tail")),
             _figure(d["rhat"], "{:.3f}"),
         )
         for d in diagnoses
     ]
-    heads = ("scalar", "mean", "deviation", "effective samples", "split-R̂")
+    heads = ("scalar", "mean", "deviation", "effective samples", "of the tails", "split-R̂")
     return _table("Have the samples mixed?", heads, rows)
 
 

@@ -1,7 +1,13 @@
-"""The page of a run's report: one file without anything from elsewhere.
+"""The page of a report, of a run or of several: one file without anything from elsewhere.
 
 It is Python rather than a file of its own because Flower's app bundle carries no HTML.
 """
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
 
 STYLE = """
 :root { --ink: #1c2024; --soft: #5b6470; --line: #d5dae0; --paper: #ffffff; --card: #f5f7f9;
@@ -84,21 +90,23 @@ PAGE = """
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta http-equiv="Content-Security-Policy"
  content="default-src 'none'; img-src data:; style-src 'unsafe-inline'">
-<title>{{ title }} – Blackthorn run report</title>
+<title>{{ title }} – Blackthorn {{ kind }}</title>
 <style>{{ style }}</style>
 </head>
 <body>
 <header>
-<p class="soft">Blackthorn run report</p>
+<p class="soft">Blackthorn {{ kind }}</p>
 <h1>{{ title }}</h1>
-<p><span class="status {{ status }}">{{ status }}</span></p>
+{% if status %}<p><span class="status {{ status }}">{{ status }}</span></p>{% endif %}
+
 {% if reason %}<p class="note"><strong>Why it failed:</strong> {{ reason }}</p>{% endif %}
 {% for note in notes %}<p class="note">{{ note }}</p>
 {% endfor %}
-<ul class="tiles">
+{% if tiles %}<ul class="tiles">
 {% for tile in tiles %}<li><span class="soft">{{ tile.label }}</span><strong>{{ tile.value }}
 </strong>{% if tile.note %}<small>{{ tile.note }}</small>{% endif %}</li>
-{% endfor %}</ul>
+{% endfor %}</ul>{% endif %}
+
 </header>
 
 {% for section in sections %}
@@ -136,9 +144,35 @@ the same run again. What differs from the defaults:</p>
 {{ setting.value }}</li>
 {% endfor %}</ul>
 </section>{% endif %}
-<footer><p class="soft">How to read this page: docs/report.md. The plots are also in
-<code>plots/</code>, the numbers in <code>metrics.jsonl</code> and <code>summary.json</code>.</p>
-</footer>
+<footer><p class="soft">How to read this page: docs/report.md. {{ foot }}</p></footer>
 </body>
 </html>
 """
+
+
+def page_of(
+    *,
+    title: str,
+    kind: str,
+    notes: Sequence[str],
+    sections: Sequence[Any],
+    foot: str | Markup,
+    of_a_run: Mapping[str, Any] | None = None,
+) -> str:
+    """The page as text. Everything that came from a file is escaped.
+
+    `of_a_run`: what one run has beside its sections: status, reason, tiles, settings.
+    """
+    environment = jinja2.Environment(
+        autoescape=True, trim_blocks=True, undefined=jinja2.StrictUndefined
+    )
+    nothing = {"status": "", "reason": None, "tiles": (), "settings": ()}
+    return environment.from_string(PAGE).render(
+        title=title,
+        kind=kind,
+        notes=notes,
+        sections=sections,
+        foot=foot,
+        style=Markup(STYLE),
+        **{**nothing, **(of_a_run or {})},
+    )

@@ -18,7 +18,9 @@ from blackthorn.reporting.plots import (
     plot_clients,
     plot_epsilon,
     plot_loss,
+    plot_metrics,
     plot_phases,
+    plot_signal,
 )
 from blackthorn.reporting.report_privacy import spent_by_round
 from blackthorn.reporting.run_record import RunRecord
@@ -40,6 +42,7 @@ def _epsilon(record: RunRecord, path: Path) -> Path | None:
 DRAWINGS: dict[str, Draw] = {
     "accuracy": lambda record, path: plot_accuracy(record.entries, path),
     "loss": lambda record, path: plot_loss(record.entries, path),
+    "metrics": lambda record, path: plot_metrics(record.entries, path),
     "clients": lambda record, path: plot_clients(record.entries, path),
     "client-history": lambda record, path: plot_client_history(read_history(record.folder), path),
     "update-norms": lambda record, path: plot_norms(measured(record.entries), path),
@@ -47,6 +50,7 @@ DRAWINGS: dict[str, Draw] = {
     "update-spread": lambda record, path: plot_spread(measured(record.entries), path),
     "tail-index": lambda record, path: plot_tails(measured(record.entries), path),
     "epsilon": _epsilon,
+    "signal-to-noise": lambda record, path: plot_signal(record.entries, path),
     "phases": lambda record, path: plot_phases(record.entries, path),
 }
 

@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jinja2
 from markupsafe import Markup
 
 from blackthorn.recording.folder_place import hide_times
 from blackthorn.recording.posterior_store import FOLDER as POSTERIOR
 from blackthorn.reporting import report_facts as facts
-from blackthorn.reporting.report_page import PAGE, STYLE
+from blackthorn.reporting.report_page import page_of
 from blackthorn.reporting.run_plots import FOLDER as PLOTS
 from blackthorn.reporting.run_plots import draw_plots
 from blackthorn.reporting.run_record import RunRecord, read_record
@@ -23,10 +22,15 @@ from blackthorn.strategies.durable_file import replace_file
 logger = logging.getLogger("blackthorn")
 
 REPORT = "report.html"
+_FOOT = Markup(
+    "The plots are also in <code>plots/</code>, the numbers in <code>metrics.jsonl</code> and "
+    "<code>summary.json</code>."
+)
 
 _CAPTIONS = {
     "accuracy": "Accuracy of the global model after each round.",
     "loss": "Loss of the global model after each round.",
+    "metrics": "The other metrics of the global model after each round.",
     "clients": "Clients invited, accepted, filtered by the rule and rejected in each round.",
     "client-history": "Who was filtered or rejected, and when: a row is a client, a column a round "
     "(clients.jsonl holds the reasons and the rule's weights).",
@@ -40,6 +44,9 @@ _CAPTIONS = {
     "the tails.",
     "epsilon": "Privacy spent after each round, by RDP, that of other runs on the same ledger "
     "included. Another accountant's figure, where one was asked for, is smaller and in the table.",
+    "signal-to-noise": "Length of the mean update in each round's release, in lengths of its "
+    "noise, by what was released alone. 0: it cannot be told from chance. Over many rounds noise "
+    "cancels and updates add up, so that a run may learn well below 1.",
     "reliability": "Reliability: accuracy against confidence, bin by bin, and the share of the "
     "predictions in each bin. On the diagonal the model is as sure as it is right.",
     "trace": "Values of single coordinates and predictions over the posterior samples.",
@@ -98,26 +105,26 @@ def write_report(folder: Path) -> Path:
 
 def render(record: RunRecord) -> str:
     """The page as text. Everything that came from a file is escaped."""
-    environment = jinja2.Environment(
-        autoescape=True, trim_blocks=True, undefined=jinja2.StrictUndefined
-    )
     values = record.values
     title = f"{values.get('algorithm', 'a run')} on {values.get('task', 'an unknown task')}"
-    return environment.from_string(PAGE).render(
+    return page_of(
         title=f"{title} ({record.folder.name})",
-        style=Markup(STYLE),
-        status=record.status if record.status in ("completed", "failed") else "incomplete",
-        reason=(record.summary or {}).get("reason"),
+        kind="run report",
         notes=[*record.notes, *(record.summary or {}).get("warnings", ())],
-        tiles=facts.headline(record),
         sections=[section for section in _sections(record) if not section.is_empty],
-        settings=facts.settings(record),
+        foot=_FOOT,
+        of_a_run={
+            "status": record.status if record.status in ("completed", "failed") else "incomplete",
+            "reason": (record.summary or {}).get("reason"),
+            "tiles": facts.headline(record),
+            "settings": facts.settings(record),
+        },
     )
 
 
 def _sections(record: RunRecord) -> list[Section]:
     return [
-        Section("Learning", figures=_pictures(record, "accuracy", "loss")),
+        Section("Learning", figures=_pictures(record, "accuracy", "loss", "metrics")),
         _clients(record),
         Section(
             "Updates",
@@ -142,6 +149,7 @@ def _clients(record: RunRecord) -> Section:
         )
         return Section("Clients", texts=[text])
     tables = _known(
+        facts.suspects(record),
         facts.filtered(record),
         facts.rejections(record),
         facts.refusals(record),
@@ -157,7 +165,10 @@ def _privacy(record: RunRecord) -> Section:
         "assumed."
     )
     texts = [adversary] if told else []
-    return Section("Privacy", texts, told, _pictures(record, "epsilon") if told else ())
+    told += facts.signal_facts(record)
+    return Section(
+        "Privacy", texts, told, _pictures(record, "epsilon", "signal-to-noise") if told else ()
+    )
 
 
 def _posterior(record: RunRecord) -> Section:
@@ -168,6 +179,7 @@ def _posterior(record: RunRecord) -> Section:
         "samples": "posterior samples kept",
         "samples_rescaled": "of these with more noise, as a client was missing in their round",
         "ess_min": "smallest effective sample size",
+        "ess_tail_min": "smallest effective sample size of the tails",
         "rhat_max": "largest split-R̂ (1 when mixed)",
         "w2": "2-Wasserstein distance to the exact posterior",
     }
@@ -178,7 +190,8 @@ def _posterior(record: RunRecord) -> Section:
     ]
     return Section(
         "Posterior",
-        told=told,
+        [str(posterior["mixing"])] if "mixing" in posterior else [],
+        told,
         figures=_pictures(record, "reliability", "trace", "autocorrelation"),
         tables=_known(
             facts.calibration_rows(posterior), facts.diagnosis_rows(_diagnoses(record.folder))

@@ -9,17 +9,21 @@ import torch
 
 from blackthorn import attacks
 from blackthorn.recording.privacy import local_rate_of, participation_of, privacy_plan
-from blackthorn.settings.config import ConfigError, RunConfig
-from blackthorn.settings.derived import contraction_of, expected_cohort
+from blackthorn.recording.suspects import SuspectWatch, WithoutSuspects
+from blackthorn.server_app.trusted_data import trusted_examples
+from blackthorn.settings.catalogue import TRUSTED
+from blackthorn.settings.config import ConfigError, RunConfig, to_mapping
+from blackthorn.settings.derived import chain_seed, contraction_of, expected_cohort
 from blackthorn.settings.own_code import (
     OWN_CODE_KEYS,
     guarded_function,
     in_one_line,
     is_own_code,
     own_function,
+    read_anew,
 )
 from blackthorn.settings.privacy_checks import is_noised
-from blackthorn.settings.robustness_checks import rule_of, unprotected
+from blackthorn.settings.robustness_checks import by_products, rule_of, unprotected
 from blackthorn.strategies import (
     FederatedStrategy,
     OutputIterate,
@@ -27,17 +31,20 @@ from blackthorn.strategies import (
     ServerStep,
     StrategyOptions,
 )
+from blackthorn.strategies.aggregation import (
+    Buckets,
+    adaptive_clipping,
+    equal_lengths,
+    nearest_neighbours,
+)
+from blackthorn.strategies.aggregation.mean import weighted_mean
 from blackthorn.strategies.aggregators import (
     Aggregator,
-    Buckets,
     CorruptionBound,
     Mixing,
     OwnRule,
     RageFilter,
     RobustRule,
-    adaptive_clipping,
-    nearest_neighbours,
-    weighted_mean,
 )
 from blackthorn.strategies.algorithms import (
     algorithm_class,
@@ -46,19 +53,24 @@ from blackthorn.strategies.algorithms import (
     check_own_mechanism,
     check_training,
 )
-from blackthorn.strategies.options import Observer
-from blackthorn.strategies.private_averaging import PrivateOptions
+from blackthorn.strategies.judging import Judge
+from blackthorn.strategies.options import Observer, PrivateOptions
 from blackthorn.strategies.rounds import RoundContext
+from blackthorn.strategies.trusted import FLTrust, Validated
 from blackthorn.tasks.problem import Problem
 
 logger = logging.getLogger("blackthorn")
 
 
 def check_names(config: RunConfig) -> None:
-    """Raises ConfigError for an attack that is not known, or code of the user's own (FILE.py:
-    FUNCTION) that cannot be loaded."""
+    """Before a run: read code of the user's own (FILE.py:FUNCTION), which then stays as it is.
+
+    Raises ConfigError for an attack that is not known, or code that cannot be loaded.
+    """
+    read_anew()
+    values = to_mapping(config)
     for key in OWN_CODE_KEYS:
-        name = getattr(config, key)
+        name = str(values[key])
         if is_own_code(name):
             try:
                 own_function(name)
@@ -105,16 +117,19 @@ def build_strategy(
     observers: Sequence[Observer] = (),
     plan: PrivacyPlan | None = None,
     ledger: Path | None = None,
+    noises: Path | None = None,
+    watch: SuspectWatch | None = None,
 ) -> FederatedStrategy:
     """The strategy that `config` describes.
 
-    A run that adds noise has a privacy plan (computed here if it was not before), and a ledger
-    (None: in memory alone).
+    A run that adds noise has a privacy plan (computed here if it was not before), a ledger and,
+    where clients take turns, a folder of its noises (None: in memory alone). `watch`: who is left
+    out of cohorts, with quarantine-after.
     """
     warning = unprotected(config, expected_cohort(config))
     if warning:
         logger.warning(warning)
-    return _built(config, observers, plan, ledger)
+    return _built(config, observers, plan, ledger, noises, watch)
 
 
 def _built(
@@ -122,11 +137,15 @@ def _built(
     observers: Sequence[Observer] = (),
     plan: PrivacyPlan | None = None,
     ledger: Path | None = None,
+    noises: Path | None = None,
+    watch: SuspectWatch | None = None,
 ) -> FederatedStrategy:
     options = strategy_options(config, observers)
     aggregator = _aggregator(config)
     if aggregator is not None:
         options["aggregator"] = aggregator
+    if watch is not None and config.quarantine_after:
+        options["participation"] = WithoutSuspects(options["participation"], watch)
     if plan is None and is_noised(config):
         plan = privacy_plan(config)
     own = is_own_code(config.algorithm)
@@ -135,6 +154,10 @@ def _built(
         return build(config, options)
     del options["participation"]  # the plan's
     private = PrivateOptions(**options, privacy=plan, ledger=ledger)
+    if noises is not None:
+        private["noises"] = noises
+    if config.denominator != "fixed":
+        private["denominator"] = config.denominator
     strategy = build(config, private)
     if own and plan.claim:
         check_own_mechanism(strategy, plan, options, ledger)
@@ -160,7 +183,7 @@ def server_rule(config: RunConfig) -> attacks.RuleAt:
             weights = torch.full((count,), 1 / count, dtype=torch.float64)
             return built[0].aggregate(updates, weights, context).vector
 
-        return rule
+        return attacks.ServerRule(rule, by_products(config))
 
     return at
 
@@ -186,6 +209,9 @@ def _aggregator(config: RunConfig) -> Aggregator | None:
             mixing,
             **(spectral if config.rage_stop == "spectral" else {}),
         )
+    if rule in TRUSTED:
+        trusted = trusted_examples(config)
+        return FLTrust(trusted) if rule == "fltrust" else Validated(trusted, _corruption(config))
     if is_own_code(rule):
         return OwnRule(rule, _corruption(config), mixing=mixing, function=guarded_function(rule))
     name = {"median": "coordinate-median"}.get(rule, rule)
@@ -209,6 +235,7 @@ def _mixing(config: RunConfig) -> Mixing | None:
     return {
         "nearest-neighbour-mixing": nearest_neighbours,
         "adaptive-clipping": adaptive_clipping,
+        "equal-lengths": equal_lengths,
     }.get(config.pre_aggregator)
 
 
@@ -218,13 +245,21 @@ def _corruption(config: RunConfig) -> CorruptionBound:
     return CorruptionBound(fraction=config.corrupt_fraction)
 
 
+def _judge(config: RunConfig) -> Judge:
+    return Judge(config.minimise or config.maximise, higher=not config.minimise)
+
+
 def strategy_options(config: RunConfig, observers: Sequence[Observer]) -> StrategyOptions:
     """What the strategy needs to know of the configuration."""
     return {
         "participation": participation_of(config),
         "local_rate": local_rate_of(config),
         "server_step": ServerStep(
-            config.server_lr, config.server_momentum, config.projection_radius or None
+            config.server_lr,
+            config.server_momentum,
+            config.projection_radius or None,
+            config.projection,
+            config.projection_center,
         ),
         "weighting": config.weighting,
         "statistics": config.statistics,
@@ -235,7 +270,7 @@ def strategy_options(config: RunConfig, observers: Sequence[Observer]) -> Strate
         "fail_after": config.fail_after if config.below_quorum == "fail" else None,
         "enough_replies": config.clients_per_round if config.oversample > 1 else None,
         "evaluate_every": config.evaluate_every,
-        "output": OutputIterate(config.output_iterate, contraction_of(config)),
-        "seed": config.seed,
+        "output": OutputIterate(config.output_iterate, contraction_of(config), _judge(config)),
+        "seed": chain_seed(config),
         "observers": observers,
     }

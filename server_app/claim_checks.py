@@ -1,20 +1,21 @@
 """What only shows once model, task and plan are there, and would make a run's claim a false one."""
 
-import math
-from dataclasses import replace
+import numpy as np
 
 from blackthorn.recording.privacy import local_rate_of, of_an_example
 from blackthorn.settings.config import ConfigError, RunConfig
 from blackthorn.settings.privacy_checks import (
     OR_NO_CLAIM,
+    claims_anything,
     claims_privacy,
     claims_sample_privacy,
     has_central_claim,
 )
-from blackthorn.strategies import PrivacyPlan, spent
-from blackthorn.strategies.accounting import Charge
+from blackthorn.strategies import PrivacyPlan
+from blackthorn.strategies.accounting import Charge, is_unbounded
 from blackthorn.strategies.layout import Entries
 from blackthorn.tasks.problem import Problem
+from blackthorn.tasks.shards import ExampleShard
 from blackthorn.tasks.task import Task
 
 
@@ -63,12 +64,31 @@ def check_evaluation(config: RunConfig, task: Task) -> str | None:
     return None
 
 
+def shared_examples(config: RunConfig, problem: Problem) -> str | None:
+    """What to tell of a claim whose partition deals an example to several clients, else None: what
+    one of them sends of it is what the figure counts."""
+    if problem.task.on_nodes or not claims_anything(config):
+        return None
+    # A task of one's own may give every client a data set of its own.
+    dealt: dict[int, list[np.ndarray]] = {}
+    for shard in problem.shards():
+        if isinstance(shard, ExampleShard):
+            dealt.setdefault(id(shard.data_set), []).append(shard.all_rows)
+    rows = [np.concatenate(of_one) for of_one in dealt.values()]
+    if all(len(np.unique(of_one)) == len(of_one) for of_one in rows):
+        return None
+    return (
+        f"partition = {config.partition}: some examples are at several clients, and the figure "
+        "counts what one of these sends of them"
+    )
+
+
 def check_figures(config: RunConfig, plan: PrivacyPlan | None) -> None:
     """Raises ConfigError where there is so little noise that no finite epsilon holds: a claim of
     nothing."""
-    if plan is not None and has_central_claim(config):
-        # Infinite or not, it is whether or not the cohort is drawn.
-        charge = replace(plan.release(), drawn=None), plan.rounds
+    if plan is not None and plan.claim:
+        release = plan.release() if has_central_claim(config) else plan.local_release()
+        charge = release, plan.rounds
         _require_finite(config, "noise-multiplier", plan.noise_multiplier, charge)
     if claims_sample_privacy(config):
         charge = of_an_example(config, config.num_server_rounds)
@@ -77,7 +97,7 @@ def check_figures(config: RunConfig, plan: PrivacyPlan | None) -> None:
 
 
 def _require_finite(config: RunConfig, key: str, multiplier: float, charge: Charge) -> None:
-    if math.isinf(spent([charge], config.delta).epsilon):
+    if is_unbounded([charge], config.delta):
         raise ConfigError(
             f"{key} = {multiplier:g} breaks the claim: with so little noise no finite epsilon "
             f"holds at delta = {config.delta:g}; set more, {OR_NO_CLAIM}"

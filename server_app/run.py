@@ -2,22 +2,27 @@
 
 import contextlib
 import logging
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import torch
-from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord
 from flwr.serverapp import Grid
 
 from blackthorn.attacks import AttackingGrid, fixed_corrupt, redrawn_corrupt
 from blackthorn.attacks.registry import OwnAttackFailed
 from blackthorn.flower_port.grids import is_flower_simulation
 from blackthorn.flower_port.synchronous import SynchronousGrid
+from blackthorn.recording.client_history import read_entries
 from blackthorn.recording.failure_reason import RunFailed, reason_of
 from blackthorn.recording.folder_place import OPERATOR, choose_folder, create_folder
+from blackthorn.recording.given_weights import (
+    check_given_weights,
+    what_is_given,
+    what_own_code_loads,
+)
 from blackthorn.recording.posterior_store import PosteriorRecorder
 from blackthorn.recording.privacy import (
     believed_figures,
@@ -40,10 +45,12 @@ from blackthorn.recording.run_ledger import (
     check_ledger,
     ledger_path,
     new_ledger,
+    noise_folder,
     shortened,
     with_place_of_ledger,
 )
 from blackthorn.recording.state_files import Saved
+from blackthorn.recording.suspects import SuspectWatch, keeps_scores
 from blackthorn.recording.tracking import Tracker, check_tracking, make_trackers
 from blackthorn.reporting.posterior_report import check_posterior, report_posterior
 from blackthorn.reporting.run_report import publish
@@ -53,23 +60,27 @@ from blackthorn.server_app.claim_checks import (
     check_figures,
     check_noise,
     check_statistics,
+    shared_examples,
 )
+from blackthorn.server_app.evaluation import evaluation_of, server_evaluation, unevaluated
 from blackthorn.server_app.instruments import Instruments
+from blackthorn.server_app.trusted_data import trusted_examples
 from blackthorn.server_app.useless_noise import useless_noise
+from blackthorn.settings.catalogue import TRUSTED
+from blackthorn.settings.cohort_risk import unknown_risk
 from blackthorn.settings.config import ConfigError, RunConfig
 from blackthorn.settings.derived import expected_cohort
 from blackthorn.settings.key_facts import unused_settings
-from blackthorn.settings.own_code import OwnCodeFailed, is_own_code
+from blackthorn.settings.own_code import OwnCodeFailed, is_own_code, place_of
 from blackthorn.settings.privacy_checks import (
     claims_privacy,
-    claims_sample_privacy,
     has_local_claim,
     is_noised,
 )
+from blackthorn.settings.robustness_checks import rule_of
 from blackthorn.strategies import PrivacyPlan
 from blackthorn.strategies.algorithms import algorithm_class, algorithm_facts
-from blackthorn.strategies.array_codec import decode
-from blackthorn.strategies.evaluation import EvaluateFn
+from blackthorn.strategies.judging import MetricMissing
 from blackthorn.strategies.options import Observer
 from blackthorn.strategies.reports import RoundReport
 from blackthorn.tasks.problem import Problem, load_problem
@@ -92,6 +103,10 @@ class PreparedRun:
     saved: Saved | None = None
     # How its ledger stands; None where it charges none.
     standing: Standing | None = None
+    # Digests of the weights that a claim takes to be public; none where it starts from the seed.
+    given: Mapping[str, str] = field(default_factory=dict)
+    # False: it is known that nobody has examples to evaluate on.
+    has_held_out: bool = True
 
     @property
     def notes(self) -> list[str]:
@@ -99,6 +114,8 @@ class PreparedRun:
         resumed = [] if self.saved is None else [how_it_goes_on(self.saved)]
         if self.standing is not None and self.standing.spent is not None:
             resumed.append(self.standing.spent)
+        if self.saved is not None and self.config.client_momentum:
+            resumed.append("the clients' momenta begin anew: they are not the server's to keep")
         warned = [f"warning: {line}" for line in self.warnings]
         withheld = [_WITHHELD] if claims_privacy(self.config) else []
         return [*unused_settings(self.config), *resumed, *warned, *withheld]
@@ -113,6 +130,11 @@ class PreparedRun:
             shortened(self.config, self.saved, self.standing),
             self.standing and self.standing.replaced_accountant,
             check_evaluation(self.config, self.problem.task),
+            what_is_given(self.given),
+            what_own_code_loads(self.config),
+            shared_examples(self.config, self.problem),
+            unevaluated(self.config, self.problem, self.has_held_out),
+            unknown_risk(self.config),
             *useless_noise(self.config, self.plan, self.problem.model.dimension),
         ]
         return [line for line in told if line]
@@ -128,6 +150,11 @@ def prepare(config: RunConfig) -> PreparedRun:
 
     Raises ConfigError with one line.
     """
+    if config.chains > 1:
+        raise ConfigError(
+            f"chains = {config.chains} is not allowed here: blackthorn simulate runs several; "
+            "elsewhere each is a run with chain = 1, 2, ..., and blackthorn diagnose compares them"
+        )
     config = with_place_of_ledger(config)
     check_names(config)
     check_tracking(config)
@@ -145,6 +172,8 @@ def prepare(config: RunConfig) -> PreparedRun:
             problem.poisoned(shards[0], config.attack)
             counts = {i: shard.num_examples for i, shard in enumerate(shards)}
             algorithm_class(config).check_examples(config, counts)
+        if rule_of(config) in TRUSTED:
+            trusted_examples(config)
         if facts.samples_posterior:
             check_posterior(config, problem)
     except ValueError as error:
@@ -157,7 +186,10 @@ def prepare(config: RunConfig) -> PreparedRun:
     if is_own_code(config.algorithm):
         check_halves(config, plan, problem, ledger_path(config, folder))
     standing = check_ledger(config, plan, folder, saved) if plan is not None else None
-    return PreparedRun(config, problem, folder, plan, saved, standing)
+    given = check_given_weights(
+        config, plan, problem.model.module, folder, resumed=saved is not None
+    )
+    return PreparedRun(config, problem, folder, plan, saved, standing, given)
 
 
 def execute(
@@ -185,7 +217,7 @@ def execute(
         )
     folder.warnings = prepared.warnings
     try:
-        with _unwritable_told():
+        with _unwritable_told(), _own_code_told():
             _federate(prepared, grid, folder, observers)
     except BaseException as error:
         # On a full disk this cannot be written either.
@@ -212,6 +244,20 @@ def _unwritable_told() -> Iterator[None]:
         raise RunFailed(f"{error.strerror or error}{where}") from error
 
 
+@contextlib.contextmanager
+def _own_code_told() -> Iterator[None]:
+    """RunFailed, one line, in place of what the user's own code raises; ConfigError where the
+    metrics are not those by which models are to be judged."""
+    try:
+        yield
+    except OwnAttackFailed as error:
+        raise RunFailed(f"attack: {error}") from error
+    except OwnCodeFailed as error:
+        raise RunFailed(str(error)) from error
+    except MetricMissing as error:
+        raise ConfigError(str(error)) from error
+
+
 def _federate(
     prepared: PreparedRun, grid: Grid, folder: RunFolder, observers: Sequence[Observer]
 ) -> None:
@@ -230,11 +276,20 @@ def _federate(
         told = believed_figures(config, report.sample_epsilons, strategy.rounds_begun)
         report.sample_epsilons = told
 
+    watch = None
+    if keeps_scores(config):
+        entries = read_entries(prepared.folder) if saved is not None else []
+        watch = SuspectWatch(entries, config.quarantine_after)
+        folder.suspects = watch.entry
+    scoring: list[Observer] = [] if watch is None else [watch]
     strategy = build_strategy(
         config,
-        [believe, folder, *writers, *observers],
+        # The last one: a round that ends the run is written down before.
+        [believe, *scoring, folder, *writers, *observers, end_where_all_fail],
         prepared.plan,
         ledger_path(config, prepared.folder),
+        noise_folder(config, prepared.folder),
+        watch,
     )
     if prepared.saved is not None:
         strategy.rounds_begun = prepared.saved.state.begun
@@ -242,27 +297,25 @@ def _federate(
         # Also where no round had ended when the run died: it is no earlier run of its own.
         strategy.restore_own(prepared.own_values)
     folder.set_privacy(
-        lambda: privacy_entry(config, strategy),
-        lambda: sample_privacy_entry(config, strategy.rounds_begun),
+        lambda: privacy_entry(config, strategy, prepared.given),
+        lambda: sample_privacy_entry(config, strategy.rounds_begun, prepared.given),
     )
-    folder.set_spent(lambda: spent_so_far(strategy))
+    folder.set_spent(lambda: {**spent_so_far(strategy), **prepared.given})
     folder.keep_states(strategy.state, lambda: strategy.between_rounds)
-    try:
-        result = strategy.start(
-            with_simulated_attack(config, grid),
-            prepared.problem.model.module,
-            num_rounds=config.num_server_rounds,
-            timeout=config.round_timeout,
-            train_config=ConfigRecord({SEED: config.seed}),
-            evaluate_fn=evaluation_of(config, prepared.problem),
-            from_state=None if saved is None else saved.state,
-        )
-    except OwnAttackFailed as error:
-        raise RunFailed(f"attack: {error}") from error
-    except OwnCodeFailed as error:
-        raise RunFailed(str(error)) from error
+    result = strategy.start(
+        with_simulated_attack(config, grid),
+        prepared.problem.model.module,
+        num_rounds=config.num_server_rounds,
+        timeout=config.round_timeout,
+        train_config=ConfigRecord({SEED: config.seed}),
+        evaluate_fn=evaluation_of(config, prepared.problem, prepared.has_held_out),
+        from_state=None if saved is None else saved.state,
+    )
     if folder.rounds_skipped == config.num_server_rounds:
         raise RunFailed(f"no round changed the model; the last one: {folder.last_skip}")
+    if config.output_iterate == "best" and not strategy.is_judged:
+        told = "output-iterate = best: no evaluation has a figure to judge by; this is the last one"
+        folder.warnings = [*folder.warnings, told]
     folder.set_output(strategy.output_round, _final_metrics(prepared, result.arrays))
     folder.save_model({k: a.numpy() for k, a in result.arrays.items()}, "final")
     if algorithm_facts(config).samples_posterior:
@@ -272,6 +325,16 @@ def _federate(
                 f"no posterior sample: {folder.rounds_skipped} of {config.num_server_rounds} "
                 f"rounds left the model as it was; the last one: {folder.last_skip}"
             )
+
+
+def end_where_all_fail(report: RoundReport) -> None:
+    """Raises OwnCodeFailed where all the invited fail in the same place of the user's own code,
+    and would in the next round."""
+    reasons = [one.reason for one in report.rejected]
+    places = {place_of(reason) for reason in reasons}
+    if len(reasons) == len(report.invited) and len(places) == 1 and None not in places:
+        whose = f"all {len(reasons)} clients" if len(reasons) > 1 else "the round's client"
+        raise OwnCodeFailed(f"round {report.server_round}, {whose}: {reasons[0]}")
 
 
 def _final_metrics(prepared: PreparedRun, arrays: ArrayRecord) -> dict[str, float]:
@@ -310,28 +373,6 @@ def with_simulated_attack(config: RunConfig, grid: Grid) -> Grid:
     )
 
 
-def evaluation_of(config: RunConfig, problem: Problem) -> EvaluateFn | None:
-    """Who evaluates: None for the clients, on examples of theirs; nobody where neither the server
-    can nor they may say."""
-    if server_evaluation(problem) is None and claims_sample_privacy(config):
-        return lambda server_round, arrays: None  # noqa: ARG005
-    return server_evaluation(problem)
-
-
-def server_evaluation(problem: Problem) -> EvaluateFn | None:
-    """Evaluation by the task, for example on its test set; None where the server has nothing."""
-    if not problem.task.server_evaluates:
-        return None
-
-    def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
-        del server_round
-        state = {name: torch.from_numpy(decode(array)) for name, array in arrays.items()}
-        params = problem.model.flatten(state)
-        return MetricRecord(dict(problem.task.evaluate(problem.model.forgetting(), params)))
-
-    return evaluate
-
-
 class _Checkpoints:
     """Observer that keeps the model, and writes it every so many rounds."""
 
@@ -344,6 +385,7 @@ class _Checkpoints:
     def __call__(self, report: RoundReport) -> None:
         views = self._model.unflatten(report.model)
         self._state.update({name: view.numpy() for name, view in views.items()})
+        self._state.update(report.statistics)
         if self._every and report.server_round and report.server_round % self._every == 0:
             self.save(f"round-{report.server_round:05d}")
 

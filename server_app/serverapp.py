@@ -6,16 +6,17 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from blackthorn.installation import difference, sent_from
-from blackthorn.recording.interrupted import going_on, note_folder, noted_folder
+from blackthorn.recording.interrupted import going_on
 from blackthorn.recording.operator_log import (
-    SpentTold,
+    RoundTold,
     show_log,
     tell,
     tell_again,
-    tell_round,
+    tell_operator,
     tell_start,
 )
 from blackthorn.recording.run_folder import read_summary
+from blackthorn.recording.run_notes import note_folder, noted_folder
 from blackthorn.server_app.run import execute, prepare
 from blackthorn.settings.config import ConfigError, make_config
 
@@ -57,9 +58,9 @@ def main(grid: Grid, context: Context, sent: str | None = None) -> None:
         tell_start(prepared.config, prepared.folder)
         if prepared.saved is not None and folder is not None:
             tell_again(folder, prepared.saved.state.server_round)
-        for note in prepared.notes:
-            print(note, flush=True)
-        tell("summary", execute(prepared, grid, [tell_round], [SpentTold(prepared.config)]))
+        tell("notes", prepared.notes)
+        told = [RoundTold(prepared.config)]
+        tell("summary", execute(prepared, grid, [tell_operator], told))
     except Exception as error:
         reason = str(error) or type(error).__name__
         tell("failed", {"reason": reason, "configuration": isinstance(error, ConfigError)})

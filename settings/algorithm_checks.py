@@ -25,6 +25,7 @@ def check_algorithm(config: Keys, facts: Facts) -> None:
             f"not allowed with algorithm {config.algorithm}: auto or mean, and none"
         )
     _check_clip_norm(config, facts)
+    _check_momentum(config, facts)
     if facts.own_steps and config.local_dp_sgd:
         raise ValueError(
             f"local-dp-sgd = true is not allowed with algorithm {config.algorithm}, which has "
@@ -60,12 +61,30 @@ def _check_clip_norm(config: Keys, facts: Facts) -> None:
         )
 
 
+def _check_momentum(config: Keys, facts: Facts) -> None:
+    if config.client_momentum == 0:
+        return
+    said = f"client-momentum = {config.client_momentum} is not allowed with"
+    if "client-momentum" not in facts.keys:
+        others = named(lambda facts: "client-momentum" in facts.keys)
+        raise ValueError(
+            f"{said} algorithm {config.algorithm}, whose clients do something else with their "
+            f"updates: {', '.join(others)} take it"
+        )
+    if config.local_dp_sgd:
+        raise ValueError(
+            f"{said} local-dp-sgd = true, whose figures are of updates that hang on one round each"
+        )
+
+
 def _check_samples(config: Keys) -> None:
     """Which models are samples, and of what."""
     if config.step_size == "decaying" and config.strong_convexity == 0:
         raise ValueError(
             "strong-convexity = 0.0 is not allowed with step-size = decaying: greater than 0"
         )
+    if config.step_size == "cyclical":
+        _check_cycle(config)
     if config.num_server_rounds <= config.burn_in:
         raise ValueError(
             f"burn-in = {config.burn_in} is not allowed with num-server-rounds = "
@@ -86,4 +105,19 @@ def _check_samples(config: Keys) -> None:
             raise ValueError(
                 f"{key} = {number} is not allowed: at most {LARGEST_FLOAT:g}, since training is "
                 "in float32"
+            )
+
+
+def _check_cycle(config: Keys) -> None:
+    """Samples are of a cycle's last round, whose step is the smallest."""
+    cycle = config.cycle_rounds
+    if cycle < 2:
+        raise ValueError(
+            f"cycle-rounds = {cycle} is not allowed with step-size = cyclical: at least 2"
+        )
+    for key, rounds in (("thinning", config.thinning), ("burn-in", config.burn_in)):
+        if rounds % cycle:
+            raise ValueError(
+                f"{key} = {rounds} is not allowed with cycle-rounds = {cycle}: a multiple of it, "
+                "so that every sample is of a cycle's end"
             )

@@ -1,11 +1,19 @@
 """Values that do not go together: refused in one line, before anything is contacted."""
 
 from blackthorn.settings.algorithm_checks import LARGEST_FLOAT, check_algorithm
-from blackthorn.settings.catalogue import facts_of
+from blackthorn.settings.catalogue import WEIGHTED, facts_of
+from blackthorn.settings.cohort_risk import check_cohorts
 from blackthorn.settings.derived import clip_units, contraction_of, expected_cohort, invited
 from blackthorn.settings.keys import Keys
 from blackthorn.settings.privacy_checks import check_privacy, is_noised
-from blackthorn.settings.robustness_checks import check_robustness
+from blackthorn.settings.project_checks import check_project
+from blackthorn.settings.robustness_checks import (
+    FEWEST_ROUNDS,
+    assumed_corrupt,
+    check_robustness,
+    most_corrupt,
+    rule_of,
+)
 
 # Just above the smallest float32 of full precision: the server divides by the rate.
 _SMALLEST_RATE = 1.2e-38
@@ -15,6 +23,7 @@ def check_combinations(config: Keys) -> None:
     """Raises ValueError, one line, for the first that is found."""
     _check_adversary(config)
     _check_participation(config)
+    _check_corrupt(config)
     _check_quorum(config)
     _check_oversampling(config)
     _check_rates(config)
@@ -22,6 +31,7 @@ def check_combinations(config: Keys) -> None:
     check_algorithm(config, facts_of(config.algorithm))
     check_privacy(config)
     _check_own_data(config)
+    check_project(config)
 
 
 def _check_adversary(config: Keys) -> None:
@@ -35,6 +45,35 @@ def _check_adversary(config: Keys) -> None:
         raise ValueError(
             f"num-byzantine = {config.num_byzantine} with attack = none is not allowed: "
             "say what they do (attack), or set num-byzantine = 0"
+        )
+
+
+def _check_corrupt(config: Keys) -> None:
+    if config.corrupt_clients > config.num_clients:
+        raise ValueError(
+            f"corrupt-clients = {config.corrupt_clients} is not allowed: at most num-clients "
+            f"= {config.num_clients}"
+        )
+    check_cohorts(config)
+    if config.quarantine_after == 0:
+        return
+    said = f"quarantine-after = {config.quarantine_after} is not allowed"
+    if is_noised(config) or config.local_dp_sgd:
+        raise ValueError(
+            f"{said} with noise for privacy, whose cohorts hang on no client's update: set 0"
+        )
+    if config.quarantine_after < FEWEST_ROUNDS:
+        raise ValueError(
+            f"{said}: 0, or at least {FEWEST_ROUNDS} rounds, from which on it is known"
+        )
+    cohort = expected_cohort(config)
+    assumed = assumed_corrupt(config, cohort)
+    if config.participation == "full" and most_corrupt(config, cohort - assumed) < assumed <= (
+        config.num_corrupt
+    ):
+        raise ValueError(
+            f"{said} with num-corrupt = {assumed}: without as many of the {cohort} clients "
+            f"{rule_of(config)} could not protect the others; set corrupt-fraction"
         )
 
 
@@ -67,11 +106,17 @@ def _check_float32(set_so: str, name: str, value: float) -> None:
 
 
 def _check_output(config: Keys) -> None:
-    contraction = contraction_of(config)
-    if config.output_iterate == "random-weighted" and not 0 < contraction < 1:
+    if config.maximise and config.minimise:
         raise ValueError(
-            f"output-iterate = random-weighted is not allowed with strong-convexity x server-lr x "
-            f"local-lr x local-steps / 2 = {contraction:g}: greater than 0 and less than 1"
+            f"maximise = {config.maximise} with minimise = {config.minimise} is not allowed: a "
+            "model is judged by one of them"
+        )
+    contraction = contraction_of(config)
+    if config.output_iterate in WEIGHTED and not 0 < contraction < 1:
+        raise ValueError(
+            f"output-iterate = {config.output_iterate} is not allowed with strong-convexity x "
+            f"server-lr x local-lr x local-steps / 2 = {contraction:g}: greater than 0 and less "
+            "than 1"
         )
 
 
@@ -100,6 +145,16 @@ def _check_participation(config: Keys) -> None:
         raise ValueError(
             f"clients-per-round = {size} is not allowed: participation with-replacement needs at "
             "least 1 draw"
+        )
+    if config.participation == "rotating" and not is_noised(config):
+        raise ValueError(
+            "participation = rotating is not allowed without noise for privacy, for which clients "
+            "take turns: set noise-multiplier or epsilon, or participation = fixed"
+        )
+    if config.participation == "rotating" and not 2 <= config.bands <= config.num_clients:
+        raise ValueError(
+            f"bands = {config.bands} is not allowed with participation rotating: 2 to num-clients "
+            f"= {config.num_clients} groups"
         )
     if config.participation != "poisson" and config.sample_rate != 1.0:
         raise ValueError(
@@ -133,8 +188,10 @@ def _check_oversampling(config: Keys) -> None:
 
 
 def _check_own_data(config: Keys) -> None:
-    if config.task == "own-data" and (not config.input_shape or config.num_classes < 2):
+    if config.task not in ("own-data", "features"):
+        return
+    if not config.input_shape or config.num_classes < 2:
         raise ValueError(
             f'input-shape = "{config.input_shape}" with num-classes = {config.num_classes} is not '
-            "allowed: task own-data needs a shape such as 1,28,28 and at least 2 classes"
+            f"allowed: task {config.task} needs a shape such as 1,28,28 and at least 2 classes"
         )

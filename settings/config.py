@@ -10,7 +10,7 @@ from pydantic import ValidationError, model_validator
 
 from blackthorn.settings.combinations import check_combinations
 from blackthorn.settings.credentials import check_no_credentials
-from blackthorn.settings.declaration import ConfigError, Scalar, kebab
+from blackthorn.settings.declaration import ConfigError, KeyGroup, Scalar, kebab
 from blackthorn.settings.key_facts import place_keys
 from blackthorn.settings.keys import Keys
 from blackthorn.settings.own_code import OWN_CODE_KEYS, name_of_copy
@@ -113,3 +113,39 @@ def parse_setting(text: str) -> tuple[str, Any]:
     if field is not None and field.annotation is str and not isinstance(parsed, str):
         parsed = value.strip()
     return key.strip(), parsed
+
+
+def read_options(text: str, declared: type[KeyGroup] | None) -> dict[str, Any]:
+    """An algorithm's own options: the values of `text`, the key `algorithm-options`, such as
+    "low = 0.1, high = 1", and the defaults of what it leaves out.
+
+    By the names of the fields of `declared` (None: the algorithm has no options). Raises
+    ConfigError, one line, for what is no list of TOML values, an option that is not there, and a
+    value that it does not take.
+    """
+    values = _options(text)
+    if declared is None:
+        if values:
+            raise ConfigError(
+                f'algorithm-options = "{text}" is not allowed: the algorithm has no options'
+            )
+        return {}
+    try:
+        options = [kebab(name) for name in declared.model_fields]
+        check_known(values, options, f"the algorithm's options are {', '.join(options)}")
+        return dict(declared.model_validate(values))
+    except ValidationError as error:
+        raise ConfigError(f"algorithm-options: {one_line(error)}") from None
+    except ConfigError as error:
+        raise ConfigError(f"algorithm-options: {error}") from None
+
+
+def _options(text: str) -> dict[str, Any]:
+    try:
+        (values,) = tomllib.loads(f"options = {{ {text} }}").values()
+    except (tomllib.TOMLDecodeError, ValueError) as error:
+        raise ConfigError(
+            f'algorithm-options = "{text}" is not allowed: write TOML values such as "low = 0.1, '
+            f'high = 1" ({error})'
+        ) from None
+    return dict(values)

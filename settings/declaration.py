@@ -71,7 +71,7 @@ class OneOf:
     @property
     def choices(self) -> list[str]:
         """What may be written."""
-        return [*self.names, *(["FILE.py:NAME"] if self.own else [])]
+        return [*filter(None, self.names), *(["FILE.py:NAME"] if self.own else [])]
 
     def check(self, value: str) -> str:
         """The value itself. Raises ValueError for another name."""

@@ -66,6 +66,14 @@ def check_privacy(config: Keys) -> None:
             f"participation = poisson breaks the claim for neighbours = {config.neighbours}: "
             "set neighbours = add-remove, or participation = fixed"
         )
+    if config.clip_quantile > 0:
+        _check_adaptive(config)
+    if config.participation == "rotating" and config.noise_location == "client":
+        raise ValueError(
+            "noise-location = client is not allowed with participation = rotating: the noise of a "
+            "round takes back that of the rounds before, of which a client knows nothing; set "
+            "noise-location = server, or participation = fixed"
+        )
     if claims_privacy(config):
         _check_claim(config)
     _check_charged(config)
@@ -124,8 +132,26 @@ def _check_charged(config: Keys) -> None:
             )
 
 
+def _check_adaptive(config: Keys) -> None:
+    said = f"clip-quantile = {config.clip_quantile} is not allowed"
+    if "clip-quantile" not in facts_of(config.algorithm).keys:
+        others = named(lambda facts: "clip-quantile" in facts.keys)
+        raise ValueError(
+            f"{said} with algorithm {config.algorithm}, whose updates all have the length "
+            f"clip-norm: {', '.join(others)} take it"
+        )
+    if config.noise_location == "client":
+        raise ValueError(
+            f"{said} with noise-location = client: of noised updates nobody can count which were "
+            "below the threshold; set noise-location = server"
+        )
+    if is_robust(config):
+        raise ValueError(f"{said} with a robust aggregator: set aggregator = mean")
+
+
 def _check_unused(config: Keys) -> None:
     noise = {"noise-multiplier": config.noise_multiplier, "epsilon": config.epsilon}
+    noise["clip-quantile"] = config.clip_quantile
     for key, value in {**noise, "max-epsilon": config.max_epsilon}.items():
         if value > 0:
             raise ValueError(
@@ -163,6 +189,11 @@ def _refusals(config: Keys) -> list[tuple[bool, str]]:
             config.weighting == "num-examples",
             "weighting = num-examples breaks the claim: a client's own count would set its "
             "influence; set weighting = uniform",
+        ),
+        (
+            config.denominator == "replies",
+            "denominator = replies breaks the claim: how many answered would scale the model that "
+            "is released; set denominator = fixed",
         ),
         (
             config.instruments,

@@ -3,14 +3,21 @@ in one line, before anything is contacted. In a run it is the rule that refuses 
 
 from blackthorn.settings.catalogue import (
     AGGREGATORS,
+    ANY,
+    CLOSED_FORM,
     GUARANTEES,
     HALF,
+    OWN_PROJECT,
     THIRD,
+    TRUSTED,
     Guarantee,
     facts_of,
 )
 from blackthorn.settings.keys import Keys
 from blackthorn.settings.own_code import is_own_code
+
+# Rounds of a client before which nothing is said of it (strategies/suspicion.py).
+FEWEST_ROUNDS = 5
 
 
 def rule_of(config: Keys) -> str:
@@ -18,6 +25,14 @@ def rule_of(config: Keys) -> str:
     if config.aggregator != "auto":
         return config.aggregator
     return facts_of(config.algorithm).rule
+
+
+def by_products(config: Keys) -> bool:
+    """Whether the server asks a round's updates for their inner products alone, and sums them."""
+    rule = rule_of(config)
+    if not facts_of(config.algorithm).plain or (rule == "rage" and config.rage_coordinates > 0):
+        return False
+    return rule == "mean" or (rule in GUARANTEES and GUARANTEES[rule].by_products)
 
 
 def is_robust(config: Keys) -> bool:
@@ -37,6 +52,7 @@ def check_robustness(config: Keys, cohort: int) -> None:
             "rule of your own as FILE.py:FUNCTION"
         )
     _check_share(config, rule)
+    _check_trusted(config, rule)
     if config.weighting == "num-examples" and (rule != "mean" or is_robust(config)):
         raise ValueError(
             f"weighting = num-examples is not allowed with aggregator = {rule} and pre-aggregator "
@@ -82,6 +98,8 @@ def unprotected(config: Keys, cohort: int) -> str:
 
 def _guarantee(config: Keys, rule: str) -> Guarantee:
     """The rule's; what is assumed of corrupt clients must make sense where no rule looks at it."""
+    if rule in TRUSTED:
+        return ANY
     return GUARANTEES.get(rule, THIRD if config.aggregator == "auto" else HALF)
 
 
@@ -95,6 +113,35 @@ def _check_share(config: Keys, rule: str) -> None:
         )
 
 
+def _check_trusted(config: Keys, rule: str) -> None:
+    without = (*CLOSED_FORM, "shakespeare", "own-data", OWN_PROJECT)
+    if config.trusted_examples and (config.task in without or is_own_code(config.task)):
+        raise ValueError(
+            f"trusted-examples = {config.trusted_examples} is not allowed with task {config.task}, "
+            "which has no test examples to spare: set trusted-data"
+        )
+    if rule not in TRUSTED:
+        return
+    said = f"aggregator = {rule} is not allowed with"
+    if (config.trusted_data == "") == (config.trusted_examples == 0):
+        raise ValueError(
+            f'{said} trusted-data = "{config.trusted_data}" and trusted-examples = '
+            f"{config.trusted_examples}: set one of the two"
+        )
+    if config.pre_aggregator != "none":
+        raise ValueError(f"{said} pre-aggregator = {config.pre_aggregator}: set none")
+    if not facts_of(config.algorithm).plain:
+        raise ValueError(
+            f"{said} algorithm {config.algorithm}: the server trains on the trusted data by plain "
+            "local SGD, as the clients of gfedavg and rage do"
+        )
+
+
+def most_corrupt(config: Keys, cohort: int) -> int:
+    """How many corrupt of `cohort` clients the rule stands."""
+    return _most(config, rule_of(config), _rows(config, cohort))
+
+
 def _rows(config: Keys, cohort: int) -> int:
     """How many updates the rule sees of `cohort` clients."""
     if config.pre_aggregator == "bucketing":
@@ -104,7 +151,7 @@ def _rows(config: Keys, cohort: int) -> int:
 
 def _most(config: Keys, rule: str, rows: int) -> int:
     most = _guarantee(config, rule).most(rows)
-    if config.pre_aggregator in ("nearest-neighbour-mixing", "adaptive-clipping"):
+    if config.pre_aggregator in ("nearest-neighbour-mixing", "adaptive-clipping", "equal-lengths"):
         return min(most, HALF.most(rows))
     return most
 

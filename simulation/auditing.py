@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 from scipy.optimize import brentq
+from scipy.special import betainccinv, betaincinv
 
 _LARGEST = 200.0
 _GRID = 20_001
@@ -127,6 +128,6 @@ def _bound(
 
 def clopper_pearson(successes: int, trials: int, tail: float) -> tuple[float, float]:
     """Exact bounds on a probability: each is wrong with probability `tail` at most."""
-    low = stats.beta.ppf(tail, successes, trials - successes + 1) if successes else 0.0
-    high = stats.beta.isf(tail, successes + 1, trials - successes) if successes < trials else 1.0
+    low = betaincinv(successes, trials - successes + 1, tail) if successes else 0.0
+    high = betainccinv(successes + 1, trials - successes, tail) if successes < trials else 1.0
     return float(low), float(high)

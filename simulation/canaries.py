@@ -1,4 +1,4 @@
-"""Canary clients among the simulated ones: each sends one random direction, as long as allowed."""
+"""Canary clients among the simulated ones: each sends one random direction, longer than allowed."""
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
@@ -15,20 +15,22 @@ from blackthorn.client_app.messages import (
     trained_arrays,
 )
 from blackthorn.client_app.private_update import noised_models
-from blackthorn.flower_port.synchronous import SynchronousGrid
+from blackthorn.flower_port.synchronous import CLIENT_APP_RAISED, SynchronousGrid
 from blackthorn.simulation.engine import EngineGrid
 
 # What a canary says it has: where counts set the weights, it takes all the weight it can.
 CLAIMED_EXAMPLES = 10**6
+# How much longer than the bound its update is: what is claimed counts on nobody's keeping to it.
+LONGER = 10.0
 _FIRST_NODE = 10**6
-_CLIENT_APP_RAISED = 2  # Flower's code for a ClientApp that raised an exception
 
 
 class CanaryGrid(SynchronousGrid):
     """The clients of `inner`, and one canary a row of `directions` [k, d] (unit vectors).
 
-    A canary is an honest client of the mechanism, noise at the clients included, whose update is
-    `bound(η_l)` times its direction. The first `honest` nodes of `inner` are its clients; the
+    A canary's update is LONGER times `bound(η_l)` in its direction. With noise at the clients it is
+    an honest client of the mechanism, which bounds and noises it; else the server has to bound what
+    comes. The first `honest` nodes of `inner` are its clients; the
     canaries' ids follow theirs, and `inner`'s configuration counts both. `alone`: all clients but
     the canaries fail in every round.
     """
@@ -66,7 +68,7 @@ class CanaryGrid(SynchronousGrid):
         inner = [m for m in sent if m.metadata.dst_node_id < _FIRST_NODE]
         canaries = [m for m in sent if m.metadata.dst_node_id >= _FIRST_NODE]
         if self._alone and inner and inner[0].metadata.message_type == MessageType.TRAIN:
-            failure = Error(_CLIENT_APP_RAISED, "fails in every round")
+            failure = Error(CLIENT_APP_RAISED, "fails in every round")
             replies = [Message(failure, reply_to=message) for message in inner]
         else:
             replies = list(self._inner.send_and_receive(inner, timeout=timeout)) if inner else []
@@ -86,9 +88,10 @@ class CanaryGrid(SynchronousGrid):
         request = read_round(messages[0])
         model = self._inner.problem.model
         start = start_vector(request.arrays, model)
-        length = request.local_lr * self._bound(request.local_lr)
+        length = LONGER * request.local_lr * self._bound(request.local_lr)
         params = start - length * self._directions[rows].to(start.dtype)
-        params = noised_models(config, start, params, [request] * len(ids), ids)
+        if config.noise_location == "client":
+            params = noised_models(config, start, params, [request] * len(ids), ids)
         arrays = trained_arrays(request.arrays, model, params)
         return [
             train_reply(message, request, own, CLAIMED_EXAMPLES, None)

@@ -21,7 +21,8 @@ from blackthorn.simulation.noise_audit import attack_local_claim
 from blackthorn.simulation.sample_audit import attack_sample_claim
 from blackthorn.strategies import PrivacyPlan, StrategyOptions, spent
 from blackthorn.strategies.algorithms import algorithm_class, check_own_mechanism
-from blackthorn.strategies.private_averaging import PrivateAveraging, PrivateOptions
+from blackthorn.strategies.options import PrivateOptions
+from blackthorn.strategies.private_averaging import PrivateAveraging
 from blackthorn.strategies.reports import RoundReport
 from blackthorn.tasks.problem import Problem, load_problem
 
@@ -83,6 +84,8 @@ def audit(
     attacks: list[Callable[[Done], list[Finding]]] = []
     if plan is not None and central_claim:
         central = _Central(config, problem, plan, build or _product(config))
+        # Of clients that take turns each has had one, the canary too.
+        short_rounds = max(short_rounds, plan.groups)
         attacks.append(lambda done: [central.one_shot(canaries, sure)])  # noqa: ARG005
         attacks.append(lambda done: [central.short_runs(short_rounds, *how, done)])
         if at_clients:

@@ -3,10 +3,13 @@
 from .accounting import Figure, Release, calibrate_noise_multiplier, spent
 from .aggregation import (
     Aggregate,
+    Buckets,
+    adaptive_clipping,
     bulyan,
     caf,
     centered_clipping,
     coordinate_median,
+    equal_lengths,
     geometric_median,
     krum,
     mda,
@@ -14,34 +17,32 @@ from .aggregation import (
     mean_around_median,
     monna,
     multi_krum,
+    nearest_neighbours,
     rage,
     smea,
     trimmed_mean,
 )
+from .aggregation.mean import weighted_mean
 from .aggregators import (
     Aggregator,
-    Buckets,
     CorruptionBound,
     RageFilter,
     RobustRule,
-    adaptive_clipping,
-    nearest_neighbours,
-    weighted_mean,
 )
 from .base import FederatedStrategy
 from .biclip import BiClip, biclip
-from .bounded_update import ClipNorm
-from .bounding import NormBound, clip, normalize
+from .bounding import ClipNorm, NormBound, clip, normalize
 from .clipping import CEFedAvg, FatClippingPI, FatClippingPR, ModelClipping
-from .dp_fedavg import DPFedAvg, DPNormFedAvg
+from .conducive_langevin import ConduciveLangevin
 from .enrolment import NotEnoughClients
 from .error_feedback import ErrorFeedback
 from .fed_langevin import FedLangevin, Langevin
-from .gfedavg import GFedAvg
+from .fed_sghmc import FedSghmc
 from .global_model import ServerStep
-from .learning_rate import LangevinRate, LocalRate
+from .learning_rate import CyclicalRate, LangevinRate, LocalRate
 from .ledger import Ledger
 from .local_rule import LocalRule
+from .local_sgd import GFedAvg, Rage
 from .options import StrategyOptions
 from .output_iterate import OutputIterate
 from .participation import (
@@ -49,9 +50,11 @@ from .participation import (
     FixedParticipation,
     FullParticipation,
     PoissonParticipation,
+    RotatingParticipation,
 )
+from .preconditioned_langevin import PreconditionedLangevin
 from .privacy_plan import PrivacyPlan, calibrated
-from .rage_local_sgd import Rage
+from .private_averaging import DPFedAvg, DPNormFedAvg
 from .reports import Rejection, RoundReport
 from .rounds import RoundContext
 from .schedules import ClippingSchedule, fat_clipping_schedule
@@ -67,13 +70,16 @@ __all__ = [
     "ClipNorm",
     "ClippingSchedule",
     "CohortPlan",
+    "ConduciveLangevin",
     "CorruptionBound",
+    "CyclicalRate",
     "DPFedAvg",
     "DPNormFedAvg",
     "ErrorFeedback",
     "FatClippingPI",
     "FatClippingPR",
     "FedLangevin",
+    "FedSghmc",
     "FederatedStrategy",
     "Figure",
     "FixedParticipation",
@@ -89,12 +95,14 @@ __all__ = [
     "NotEnoughClients",
     "OutputIterate",
     "PoissonParticipation",
+    "PreconditionedLangevin",
     "PrivacyPlan",
     "Rage",
     "RageFilter",
     "Rejection",
     "Release",
     "RobustRule",
+    "RotatingParticipation",
     "RoundContext",
     "RoundReport",
     "ServerStep",
@@ -108,6 +116,7 @@ __all__ = [
     "centered_clipping",
     "clip",
     "coordinate_median",
+    "equal_lengths",
     "fat_clipping_schedule",
     "geometric_median",
     "krum",

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from . import aggregation
-from .aggregation import Aggregate
+from .aggregation import Aggregate, RoundOfRule
 from .aggregation.rage import RageStop, variance_bound
 
 
@@ -19,10 +19,8 @@ class Aggregator(Protocol):
     Raises ValueError where K replies do not allow the rule's guarantee: the round is skipped.
     """
 
-    def __call__(
-        self, updates: torch.Tensor, weights: torch.Tensor, generator: np.random.Generator
-    ) -> Aggregate:
-        """The round's aggregate; `generator` is for what the rule draws in it."""
+    def __call__(self, updates: torch.Tensor, weights: torch.Tensor, at: RoundOfRule) -> Aggregate:
+        """The round's aggregate."""
 
 
 @dataclass(frozen=True)
@@ -65,57 +63,6 @@ class Mixing(Protocol):
         """The matrix [n, K], float64; `updates` [K, d] are left as they are."""
 
 
-def weighted_mean(
-    updates: torch.Tensor,
-    weights: torch.Tensor,
-    generator: np.random.Generator,  # noqa: ARG001 (nothing is drawn)
-) -> Aggregate:
-    """Σ weights_i u_i."""
-    return aggregation.mean(updates, weights)
-
-
-def nearest_neighbours(
-    updates: torch.Tensor,
-    num_corrupt: int,
-    generator: np.random.Generator,  # noqa: ARG001 (nothing is drawn)
-) -> torch.Tensor:
-    """Nearest-neighbour mixing (Allouah et al., AISTATS 2023, Algorithm 2)."""
-    return aggregation.nearest_neighbour_matrix(updates, num_corrupt)
-
-
-def adaptive_clipping(
-    updates: torch.Tensor,
-    num_corrupt: int,
-    generator: np.random.Generator,  # noqa: ARG001 (nothing is drawn)
-) -> torch.Tensor:
-    """Adaptive robust clipping, ARC (Allouah et al., ICLR 2025)."""
-    return aggregation.adaptive_clipping_matrix(updates, num_corrupt)
-
-
-@dataclass(frozen=True)
-class Buckets:
-    """Bucketing (Karimireddy, He, Jaggi, ICLR 2022, Algorithm 1), drawn afresh each round.
-
-    Where fewer than `size` updates came, they are one bucket. Raises ValueError for a size
-    below 1.
-    """
-
-    size: int = 2
-
-    def __post_init__(self) -> None:
-        if self.size < 1:
-            raise ValueError(f"size = {self.size} is not allowed: at least 1")
-
-    def __call__(
-        self,
-        updates: torch.Tensor,
-        num_corrupt: int,  # noqa: ARG002 (b corrupt updates spoil at most b buckets)
-        generator: np.random.Generator,
-    ) -> torch.Tensor:
-        """The matrix [⌈K / size⌉, K] of the buckets' means."""
-        return aggregation.bucket_matrix(len(updates), min(self.size, len(updates)), generator)
-
-
 @dataclass(frozen=True)
 class RobustRule:
     """A rule of `aggregation.RULES` by name, under an assumed number of corrupt clients.
@@ -137,15 +84,15 @@ class RobustRule:
         self,
         updates: torch.Tensor,
         weights: torch.Tensor,  # noqa: ARG002 (see above)
-        generator: np.random.Generator,
+        at: RoundOfRule,
     ) -> Aggregate:
         """The rule's aggregate, its weights and survivors told of the K clients' own updates."""
         # Counted before the mixing: buckets are fewer than clients, and no less corrupt.
         num_corrupt = self.corruption.among(len(updates))
         if self.mixing is None:
-            return self.aggregate(updates, num_corrupt, generator)
-        matrix = self.mixing(updates, num_corrupt, generator)
-        mixed = self.aggregate(aggregation.mix(updates, matrix), num_corrupt, generator)
+            return self.aggregate(updates, num_corrupt, at.generator)
+        matrix = self.mixing(updates, num_corrupt, at.generator)
+        mixed = self.aggregate(aggregation.mix(updates, matrix), num_corrupt, at.generator)
         return aggregation.trace_back(mixed, matrix)
 
     def aggregate(

@@ -1,7 +1,8 @@
 """From the key `algorithm` to the class that it names, imported when it is needed; what holds of a
 class of the user's own, FILE.py:NAME, before anybody is contacted."""
 
-from collections.abc import Iterable, Mapping
+import inspect
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache, wraps
 from pathlib import Path
@@ -28,25 +29,19 @@ from .bounding import NormBound
 from .ledger_file import behind_links
 from .local_rule import LocalRule
 from .options import StrategyOptions
+from .own_mechanism import (
+    OF_NO_CLAIM,
+    check_untouched,
+    in_own_classes,
+    names_of,
+    overridden,
+    published,
+)
 from .participation import CohortPlan
 from .privacy_plan import PrivacyPlan
 from .private_averaging import PrivateAveraging
 from .rounds import RoundContext
 
-# What an own class that claims privacy may have: all else is the mechanism's.
-_OUTSIDE_THE_MECHANISM = {"Options", "build", "facts", "on_aggregate", "summary", "__init__"}
-_OF_EVERY_CLASS = {
-    *vars(type("_", (), {})),
-    *vars(type("_", (PrivateAveraging,), {})),
-    "__annotations__",
-    "__init_subclass__",
-    "__orig_bases__",
-    "__parameters__",
-}
-# What a constructor may set otherwise: it changes the model, and no sum that a claim is about.
-_OF_NO_CLAIM = {
-    *("_rate", "_local_lr", "_step", "_output", "_observers", "_seed", "_evaluate_every"),
-}
 # What hooks give: anything else would end a run far from where it came from.
 _GIVES: dict[str, type] = {
     "build": FederatedStrategy,
@@ -88,8 +83,9 @@ def algorithm_facts(config: Keys) -> Facts:
 
 
 def _own_facts(found: type[FederatedStrategy]) -> Facts:
-    own, row = found.facts, _row_of(found)[1]
-    if not isinstance(own, Facts):
+    # As it stands in the class: a descriptor might give others at every look.
+    own, row = inspect.getattr_static(found, "facts"), _row_of(found)[1]
+    if type(own) is not Facts:
         raise ValueError(f"its facts are {own!r:.60}, no Facts of blackthorn.settings.catalogue")
     if own != replace(Facts(), **{name: getattr(own, name) for name in _SETTABLE}):
         raise ValueError(f"its facts say more than {', '.join(_SETTABLE)}")
@@ -111,8 +107,8 @@ def _row_of(found: type[FederatedStrategy]) -> tuple[str, Facts]:
     """The published system nearest to a class, and what is known of it."""
     rows = [(name, row, load(row.where)) for name, row in ALGORITHMS.items()]
     for one in found.__mro__:
-        for name, row, published in rows:
-            if one is published:
+        for name, row, its_class in rows:
+            if one is its_class:
                 return name, row
     # No sampler of ours draws one client twice.
     ours = FederatedStrategy.draw_cohort, PrivateAveraging.draw_cohort
@@ -154,7 +150,12 @@ def _check_own(config: RunConfig, found: type[FederatedStrategy]) -> None:
         )
     check_algorithm(config, facts)
     if private and claims_privacy(config):
-        _check_untouched(sorted(_overridden(found)))
+        check_untouched("it", overridden(found), OR_NO_CLAIM)
+        if facts.samples_posterior:
+            raise ValueError(
+                "its facts say samples_posterior, and no privacy is claimed for samples, which say "
+                f"how many clients were asked and answered: leave it out, {OR_NO_CLAIM}"
+            )
 
 
 def _check_named(config: RunConfig, found: type[FederatedStrategy]) -> None:
@@ -186,16 +187,19 @@ def check_own_mechanism(
     has put something in place of the mechanism, or has not passed on the plan or the ledger."""
     assert isinstance(strategy, PrivateAveraging)  # as it claims privacy
     path = None if ledger is None else behind_links(ledger)
-    if strategy.privacy != plan or strategy.ledger.path != path:
+    ledger_is_of = strategy.ledger.plan, strategy.ledger.path
+    if strategy.privacy != plan or ledger_is_of != (plan, path):
         raise ValueError("its constructor or its build has not passed on privacy and ledger")
     # `build` may have given another class than the one that is named.
-    _check_untouched(sorted(_overridden(type(strategy))))
-    base = _mechanism_of(type(strategy))
+    check_untouched("it", overridden(type(strategy)), OR_NO_CLAIM)
+    base = published(type(strategy))
     usual = vars(base(plan, **options))
     held = vars(strategy)
-    own = {name for name in held.keys() & _names_of(base) if name not in usual}
-    changed = {name for name in usual.keys() - _OF_NO_CLAIM if _differs(held, usual, name)}
-    _check_untouched(sorted(own | changed))
+    # In the class they would stand before the object's, as a property does.
+    check_untouched("it", in_own_classes(type(strategy), base) & usual.keys(), OR_NO_CLAIM)
+    own = {name for name in held.keys() & names_of(base) if name not in usual}
+    changed = {name for name in usual.keys() - OF_NO_CLAIM if _differs(held, usual, name)}
+    check_untouched("it", own | changed, OR_NO_CLAIM)
 
 
 def _differs(held: Mapping[str, Any], usual: Mapping[str, Any], name: str) -> bool:
@@ -204,33 +208,6 @@ def _differs(held: Mapping[str, Any], usual: Mapping[str, Any], name: str) -> bo
     found, expected = held.get(name), usual[name]
     comparable = type(expected).__eq__ is not object.__eq__ or callable(expected)
     return type(found) is not type(expected) or (comparable and found != expected)
-
-
-def _check_untouched(touched: Iterable[str]) -> None:
-    names = ", ".join(touched)
-    if names:
-        raise ValueError(
-            f"it overrides {names} of PrivateAveraging, so that no privacy is claimed for it: "
-            f"leave the mechanism alone, {OR_NO_CLAIM}"
-        )
-
-
-def _overridden(found: type) -> set[str]:
-    """What a class has in place of the mechanism's own, special methods included, whoever wrote
-    the class that it has it from."""
-    base = _mechanism_of(found)
-    others = set(found.__mro__) - set(base.__mro__)
-    return {name for one in others for name in vars(one)} & _names_of(base)
-
-
-def _mechanism_of(found: type) -> Any:
-    """The published class, nearest to `found`, on which it stands."""
-    published = {load(facts.noised) for facts in ALGORITHMS.values() if facts.noised}
-    return next(one for one in found.__mro__ if one in {*published, PrivateAveraging})
-
-
-def _names_of(base: type) -> set[str]:
-    return set(dir(base)) - _OF_EVERY_CLASS - _OUTSIDE_THE_MECHANISM
 
 
 def _is_own(one: type) -> bool:

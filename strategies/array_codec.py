@@ -3,6 +3,7 @@ reading the text of the same header again for every array of every client.
 """
 
 import io
+import threading
 from collections.abc import Mapping
 from functools import lru_cache
 
@@ -12,6 +13,10 @@ from flwr.app import Array, ArrayRecord
 NUMPY = "numpy.ndarray"
 # The .npy header is text in front of the data; Flower's own take 128 bytes.
 _MAX_HEADER = 4096
+# CPython 3.11 counts the depth of all threads' syntax trees in one place, and raises SystemError
+# where a garbage collection lets another thread make one in between.
+_one_tree = threading.Lock()
+_TRIES = 3
 
 
 class HeldArray(Array):
@@ -105,6 +110,18 @@ def _description(dtype: np.dtype, shape: tuple[int, ...]) -> tuple[str, bytes]:
 
 @lru_cache(maxsize=256)
 def _parse(header: bytes) -> tuple[tuple[int, ...], bool, np.dtype]:
+    for _ in range(_TRIES - 1):
+        try:
+            with _one_tree:
+                return _evaluated(header)
+        # The other tree was not ours: Flower reads arrays, too. It says nothing of the header.
+        except SystemError:
+            continue
+    with _one_tree:
+        return _evaluated(header)
+
+
+def _evaluated(header: bytes) -> tuple[tuple[int, ...], bool, np.dtype]:
     stream = io.BytesIO(header)
     version = np.lib.format.read_magic(stream)
     read = {

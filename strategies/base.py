@@ -20,23 +20,25 @@ from torch import nn
 
 from blackthorn.flower_port.synchronous import attribute_replies
 from blackthorn.flower_port.transports import Transport, transport_of
+from blackthorn.installation import CODE
 from blackthorn.settings.config import RunConfig
-from blackthorn.wire import CLAIM, LOCAL_LR, ROUNDS_BEGUN
+from blackthorn.wire import CLAIM, LOCAL_LR, ROUNDS_BEGUN, SERIES, SERVER_CODE
 
 from . import rounds
-from .aggregators import Aggregator, weighted_mean
+from .aggregation.mean import weighted_mean
+from .aggregators import Aggregator
 from .enrolment import ClientRegistry
 from .evaluation import EvaluateFn, Evaluation
 from .global_model import GlobalModel, ServerStep
 from .layout import STATISTICS, Statistics
 from .learning_rate import LocalRate
-from .messages import Asked
+from .messages import Asked, new_series
 from .options import Observer, StrategyOptions
 from .output_iterate import IterateKeeper, OutputIterate
 from .participation import FullParticipation, Participation
-from .reports import RoundReport
-from .rounds import LossLog, RoundContext, RoundHooks
-from .run_state import QuorumWatch, RunState
+from .reports import LossLog, RoundReport
+from .rounds import RoundContext, RoundHooks
+from .run_state import MEAN, QuorumWatch, RunState
 from .screening import Screened
 
 logger = logging.getLogger("blackthorn")
@@ -86,12 +88,13 @@ class FederatedStrategy(RoundHooks, Strategy):
         self._output = output or OutputIterate()
         self._observers = list(observers)
         self._shared, self._statistics = tuple(shared), statistics
-        self._registry = ClientRegistry(identity, num_clients)
+        self._registry = ClientRegistry(identity, num_clients, claim=lambda: self.confidential)
         # Clients were waited for, though nobody may have come: they are waited for once.
         self._has_enrolled = False
         self._local_lr = self._rate.first
-        self._evaluation = Evaluation(self._registry, start_timeout)
+        self._evaluation = Evaluation(self._registry, start_timeout, self._output)
         self._model: GlobalModel | None = None
+        self._series = new_series()
         self._iterates = IterateKeeper(self._output, 1, seed)
         # The last round on record, and the last one that clients were asked for.
         self._round = self._asked_round = 0
@@ -99,7 +102,8 @@ class FederatedStrategy(RoundHooks, Strategy):
         self.rounds_begun = 0
         # False: earlier processes may have asked clients for more.
         self.knows_rounds_begun = True
-        self.output_round = 0
+        # `is_judged`: whether an evaluation has told how good a model is, which `best` needs.
+        self.output_round, self.is_judged = 0, False
         # Whether `state` is whole: not from a round's first change of the model or of what
         # accounts for it until the observers have seen the round.
         self.between_rounds = False
@@ -151,19 +155,22 @@ class FederatedStrategy(RoundHooks, Strategy):
         for server_round in range(self._round + 1, num_rounds + 1):
             context, asked = self._plan_and_write(server_round, train_config, transport, timeout)
             screening, enough = rounds.screening_of(context, model), self._enough_replies
-            screened = rounds.collect(transport, asked, screening, timeout, enough, self._seed)
+            screened = self.gather(transport, asked, context, screening, timeout, enough)
+            # Before the round is charged, which hangs on the link that it went over.
+            refusals = self._registry.refusals(transport)
             self.between_rounds = False
             report = self._close_round(context, asked, screened)
             result.train_metrics_clientapp[server_round] = report.metric_record()
             if server_round % self._evaluate_every == 0 or server_round == num_rounds:
+                told = self._told(evaluate_config)
                 self._evaluation.of_round(
-                    report, result, model, evaluate_fn, transport, evaluate_config, timeout
+                    report, result, model, evaluate_fn, transport, told, timeout
                 )
             gained = self._evaluation.gained(report.metrics)
-            self._local_lr = self._rate.after_round(self._local_lr, gained)
+            self._local_lr = self._rate.after_round(self._local_lr, gained, server_round)
             self._iterates.see(server_round, model.arrays(), report.metrics)
             self._round = server_round
-            report.refusals = self._registry.refusals(transport)
+            report.refusals = refusals
             # Before the observers, who may write down the state.
             self._quorum_watch.count(report)
             self._publish(report)
@@ -172,6 +179,7 @@ class FederatedStrategy(RoundHooks, Strategy):
             if report.ends_run:
                 break
         result.arrays, self.output_round = self._iterates.arrays, self._iterates.server_round
+        self.is_judged = self._iterates.is_judged
         return result
 
     def state(self) -> RunState:
@@ -188,6 +196,7 @@ class FederatedStrategy(RoundHooks, Strategy):
             arrays["output"] = model.vector(iterates.arrays).numpy()
             if len(model.statistics):
                 arrays["output-statistics"] = model.statistics_of(iterates.arrays)
+        arrays |= {MEAN + name: mean for name, mean in iterates.means().items()}
         values = {
             "local_lr": self._local_lr,
             "accuracy": self._evaluation.accuracy,
@@ -195,6 +204,7 @@ class FederatedStrategy(RoundHooks, Strategy):
             "below_quorum": self._quorum_watch.in_a_row,
             "clients": self._registry.values(),
             "output": iterates.values(),
+            "series": self._series,
         }
         return RunState.of(self._round, arrays, values, self.own_values())
 
@@ -216,6 +226,7 @@ class FederatedStrategy(RoundHooks, Strategy):
             self._model = self._model_of(arrays)
         if not self._has_enrolled:
             self._enrol_all(transport)
+        self._registry.refusals(transport)
         self._configured = self._plan_and_write(server_round, config, transport, None)
         return self._configured[1].messages
 
@@ -236,7 +247,7 @@ class FederatedStrategy(RoundHooks, Strategy):
         deliveries = attribute_replies(replies, asked.messages, asked.clients)
         screened = rounds.screening_of(context, model).result(deliveries)
         report = self._close_round(context, asked, screened)
-        self._local_lr = self._rate.after_round(self._local_lr, None)
+        self._local_lr = self._rate.after_round(self._local_lr, None, server_round)
         self._publish(report)
         return model.arrays(), report.metric_record()
 
@@ -246,7 +257,12 @@ class FederatedStrategy(RoundHooks, Strategy):
         """Messages that ask every connected client to evaluate the model."""
         travelling = arrays if self._model is None else self._model.travelling(arrays)
         asked = self._configured_evaluation = self._evaluation.ask(
-            server_round, travelling, config, transport_of(grid), None, self.confidential
+            server_round,
+            travelling,
+            self._told(config),
+            transport_of(grid),
+            None,
+            self.confidential,
         )
         return asked.messages
 
@@ -258,7 +274,8 @@ class FederatedStrategy(RoundHooks, Strategy):
         asked = self._configured_evaluation
         if asked is None:
             return None
-        return self._evaluation.average(attribute_replies(replies, asked.messages, asked.clients))
+        deliveries = attribute_replies(replies, asked.messages, asked.clients)
+        return self._evaluation.average(deliveries).metrics
 
     # A run's beginning.
 
@@ -270,7 +287,7 @@ class FederatedStrategy(RoundHooks, Strategy):
         state: RunState | None,
     ) -> int:
         """Set up the run, or where it stood, and wait for the clients; its rounds' number."""
-        self._model = self._model_of(initial)
+        self._model, self._series = self._model_of(initial), new_series()
         self._local_lr, self._evaluation.accuracy = self._rate.first, None
         self._round = self._asked_round = 0 if state is None else state.server_round
         num_rounds = self.rounds_allowed(num_rounds, self._round, self._model.current)
@@ -286,23 +303,23 @@ class FederatedStrategy(RoundHooks, Strategy):
     def _model_of(self, initial: ArrayRecord | nn.Module) -> GlobalModel:
         model = GlobalModel.of(initial, self._shared, self._statistics)
         self.check_layout(model.layout)
-        if model.layout.local:  # nobody else can keep them
-            self.needs_attestation = True
         return model
 
     def _restore(self, state: RunState, model: GlobalModel) -> None:
-        arrays = state.arrays_of_run()
+        arrays, means = state.arrays_of_run(), state.means()
         output, statistics = arrays.pop("output", None), arrays.pop("output-statistics", None)
         model.restore(arrays)
         self._local_lr = state.values["local_lr"]
         self._evaluation.accuracy = state.values["accuracy"]
         self.rounds_begun, self.knows_rounds_begun = state.begun, state.counted
         self._quorum_watch.in_a_row = state.values["below_quorum"]
+        # (Earlier versions did not name it.)
+        self._series = state.values.get("series", self._series)
         self._registry.restore(state.values["clients"])
         kept = model.arrays()
         if output is not None:
             kept = model.arrays_of(torch.from_numpy(output), statistics)
-        self._iterates.restore(kept, state.values["output"])
+        self._iterates.restore(kept, state.values["output"], means)
 
     def _least(self) -> int | None:
         """Clients without which the run does not go on. None where nothing of the cohort may be
@@ -310,7 +327,6 @@ class FederatedStrategy(RoundHooks, Strategy):
         return None if self.confidential and self.quorum == 0 else self._min_replies
 
     def _enrol_all(self, transport: Transport) -> None:
-        self._registry.claim = self.confidential
         self._registry.wait_for(transport, self._num_clients, self._least(), self._start_timeout)
         # From here on they are the run's.
         self._registry.refusals(transport)
@@ -332,14 +348,18 @@ class FederatedStrategy(RoundHooks, Strategy):
         least = self._least()
         since = self._registry.wait_for_any(transport, least, patience, self._start_timeout)
         model, clients = self._require_model(), self._registry.clients()
-        context = rounds.plan_round(self, server_round, self._local_lr, model.current, clients)
+        context = rounds.plan_round(self, server_round, self._local_lr, model, clients)
         self.rounds_begun += 1
-        told = {**(config or {}), LOCAL_LR: self._local_lr, ROUNDS_BEGUN: self.rounds_begun}
+        told = {**self._told(config), LOCAL_LR: self._local_lr, ROUNDS_BEGUN: self.rounds_begun}
         if self.confidential:
-            told[CLAIM] = "client"
+            # What is claimed counts on the clients' half, in this version.
+            told[CLAIM], told[SERVER_CODE] = "client", CODE
         messages = rounds.train_messages(context, model, told, self._registry, timeout)
         self._asked_round = server_round
         return context, Asked(server_round, context.cohort.clients, messages, began, since)
+
+    def _told(self, config: Mapping[str, Any] | None) -> dict[str, Any]:
+        return {**(config or {}), SERIES: self._series}
 
     def _close_round(self, context: RoundContext, asked: Asked, screened: Screened) -> RoundReport:
         """Bounding, aggregation and server step of the round whose replies have been screened."""

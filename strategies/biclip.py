@@ -12,8 +12,7 @@ from blackthorn.settings.declaration import KeyGroup
 
 from .attestation import SentRule
 from .base import FederatedStrategy
-from .bounded_update import check_bound
-from .bounding import NormBound
+from .bounding import NormBound, check_bound
 from .local_rule import LocalRule
 from .options import StrategyOptions
 from .rounds import RoundContext

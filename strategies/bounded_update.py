@@ -1,83 +1,21 @@
-"""A bound on every client's update: its unit, and what a client does to keep to it."""
+"""The clients' half of what bounds an update: clipped or normalised and, where a claim of privacy
+rests on noise that the clients add, with their share of it."""
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from numbers import Real
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from blackthorn.settings.catalogue import Units
-from blackthorn.settings.derived import clip_units
-from blackthorn.settings.keys import Keys
-
-from .bounding import clip
+from .bounding import check_bound, check_float32, clip, normalize
 from .local_rule import LocalRule, RoundOf
 from .noise import client_deviation, gaussian_noise, on_grid
 
-_FLOAT32 = torch.finfo(torch.float32)
-
-
-def check_float32(name: str, value: float) -> None:
-    """Raises ValueError unless `value` is a positive number that float32 holds in full precision:
-    products of smaller ones come out too long or are 0, of larger ones infinite."""
-    if not _FLOAT32.smallest_normal <= value <= _FLOAT32.max:
-        raise ValueError(
-            f"{name} = {value:g} is not allowed: {_FLOAT32.smallest_normal:.3g} to "
-            f"{_FLOAT32.max:.3g}, which float32 holds in full precision"
-        )
-
 
 @dataclass(frozen=True)
-class ClipNorm:
-    """A threshold C with its unit. C_parameter = η_l · C_gradient, since Δ_i = −η_l u_i.
-
-    "gradient": u_i = (w_t − w_i)/η_l, the sum of K gradients. "parameter": Δ_i = w_i − w_t.
-    Raises ValueError unless the value is a positive number, and the unit one of the two.
-    """
-
-    value: float
-    units: Units = "gradient"
-
-    def __post_init__(self) -> None:
-        if not (isinstance(self.value, Real) and self.value > 0):
-            raise ValueError(f"clip_norm = {self.value!r} is not allowed: a number greater than 0")
-        if self.units not in ("gradient", "parameter"):
-            raise ValueError(f"clip_units = {self.units!r} is not allowed: gradient or parameter")
-        object.__setattr__(self, "value", float(self.value))
-
-    @classmethod
-    def of(cls, config: Keys) -> Self:
-        """The run configuration's."""
-        return cls(config.clip_norm, clip_units(config))
-
-    def in_gradient_units(self, local_lr: float) -> float:
-        """The threshold for u_i at the local learning rate η_l = `local_lr`.
-
-        Raises ValueError where float64 has no such number.
-        """
-        bound = self.value if self.units == "gradient" else self.value / local_lr
-        if not bound > 0:
-            raise ValueError(
-                f"clip_norm = {self.value} is not allowed at local rate {local_lr}: in gradient "
-                f"units it is {bound}"
-            )
-        return bound
-
-    def scale(self, local_lr: float) -> float:
-        """What gradient units are multiplied by to be the threshold's."""
-        return 1.0 if self.units == "gradient" else local_lr
-
-
-def check_bound(bound: float, local_lr: float) -> None:
-    """Raises ValueError where float32 does not hold a bound in both units."""
-    check_float32("the server's bound", bound)
-    check_float32("the server's bound x local-lr", bound * local_lr)
-
-
-@dataclass(frozen=True)
-class BoundedUpdate(LocalRule):
+class BoundedUpdate(LocalRule, ABC):
     """An update becomes g_i = constrain(u_i, C), C = `bound`; with the other two numbers a client
     adds its share N(0, (z C)²/s I) of the noise, z = `noise_multiplier`, s = `noise_shares`.
 
@@ -92,9 +30,9 @@ class BoundedUpdate(LocalRule):
     noise_shares: int | None = None
 
     @staticmethod
+    @abstractmethod
     def constrain(updates: Tensor, bound: float) -> Tensor:
         """g_i of every row of `updates` [K, d], or of one [d], no longer than `bound`."""
-        raise NotImplementedError
 
     def check_range(self, local_lr: float) -> None:
         """Raises ValueError where float32 does not hold the bound in both units, or there is no
@@ -157,3 +95,15 @@ class ClipUpdate(BoundedUpdate):
     def constrain(updates: Tensor, bound: float) -> Tensor:
         """clip(u_i, C) of every row of `updates` [K, d], or of one [d]."""
         return clip(updates, bound)
+
+
+@dataclass(frozen=True)
+class NormalizeUpdate(BoundedUpdate):
+    """g_i = norm(u_i, C) = C u_i/‖u_i‖, and 0 for 0."""
+
+    name: ClassVar[str] = "normalize-update"
+
+    @staticmethod
+    def constrain(updates: Tensor, bound: float) -> Tensor:
+        """norm(u_i, C) of every row of `updates` [K, d], or of one [d]."""
+        return normalize(updates, bound)

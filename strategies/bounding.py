@@ -1,4 +1,5 @@
-"""Bounding the length of updates: clip(z, c) and norm(z, c) over whole flattened rows.
+"""Bounding the length of updates: thresholds with their units, clip(z, c) and norm(z, c) over whole
+flattened rows.
 
 Used by FAT-Clipping (clip in Algorithms 1 and 2), CE-FedAvg (Δ̂ = clip(Δ, c)), DP-FedAvg and
 DP-NormFedAvg (g = clip(u, C) and norm(u, C)). All norms are L2 norms accumulated in float64.
@@ -7,19 +8,24 @@ A row that holds NaN or an infinity has no length: it comes back as a row of NaN
 screening of replies finds and drops it, whoever sent it. It never passes as a short row.
 """
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from numbers import Real
+from typing import Any, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from blackthorn.settings.catalogue import Units
+from blackthorn.settings.derived import clip_units
+from blackthorn.settings.keys import Keys
+
 # Rows are widened to float64 a block at a time: 2^20 numbers are 8 MiB.
 _BLOCK_NUMBERS = 1 << 20
 # Outside of this range the square of a float64 norm over- or underflows.
 _SAFE_NORMS = (1e-140, 1e140)
+_FLOAT32 = torch.finfo(torch.float32)
 
 
 def row_norms(updates: Any) -> Tensor:
@@ -30,6 +36,63 @@ def row_norms(updates: Any) -> Tensor:
         for part in _blocks(rows):
             norms[part] = _norms(rows.numpy()[part].astype(np.float64))
     return torch.from_numpy(norms)[0] if single else torch.from_numpy(norms)
+
+
+def check_float32(name: str, value: float) -> None:
+    """Raises ValueError unless `value` is a positive number that float32 holds in full precision:
+    products of smaller ones come out too long or are 0, of larger ones infinite."""
+    if not _FLOAT32.smallest_normal <= value <= _FLOAT32.max:
+        raise ValueError(
+            f"{name} = {value:g} is not allowed: {_FLOAT32.smallest_normal:.3g} to "
+            f"{_FLOAT32.max:.3g}, which float32 holds in full precision"
+        )
+
+
+@dataclass(frozen=True)
+class ClipNorm:
+    """A threshold C with its unit. C_parameter = η_l · C_gradient, since Δ_i = −η_l u_i.
+
+    "gradient": u_i = (w_t − w_i)/η_l, the sum of K gradients. "parameter": Δ_i = w_i − w_t.
+    Raises ValueError unless the value is a positive number, and the unit one of the two.
+    """
+
+    value: float
+    units: Units = "gradient"
+
+    def __post_init__(self) -> None:
+        if not (isinstance(self.value, Real) and self.value > 0):
+            raise ValueError(f"clip_norm = {self.value!r} is not allowed: a number greater than 0")
+        if self.units not in ("gradient", "parameter"):
+            raise ValueError(f"clip_units = {self.units!r} is not allowed: gradient or parameter")
+        object.__setattr__(self, "value", float(self.value))
+
+    @classmethod
+    def of(cls, config: Keys) -> Self:
+        """The run configuration's."""
+        return cls(config.clip_norm, clip_units(config))
+
+    def in_gradient_units(self, local_lr: float) -> float:
+        """The threshold for u_i at the local learning rate η_l = `local_lr`.
+
+        Raises ValueError where float64 has no such number.
+        """
+        bound = self.value if self.units == "gradient" else self.value / local_lr
+        if not bound > 0:
+            raise ValueError(
+                f"clip_norm = {self.value} is not allowed at local rate {local_lr}: in gradient "
+                f"units it is {bound}"
+            )
+        return bound
+
+    def scale(self, local_lr: float) -> float:
+        """What gradient units are multiplied by to be the threshold's."""
+        return 1.0 if self.units == "gradient" else local_lr
+
+
+def check_bound(bound: float, local_lr: float) -> None:
+    """Raises ValueError where float32 does not hold a bound in both units."""
+    check_float32("the server's bound", bound)
+    check_float32("the server's bound x local-lr", bound * local_lr)
 
 
 @dataclass(frozen=True)
@@ -50,8 +113,6 @@ class NormBound:
         `model` is w_t [d], `local_lr` η_l, `precision` the machine epsilon of what clients compute
         in, where that is coarser than the model's.
         """
-        if self.norm == math.inf:
-            return torch.zeros(len(updates), dtype=torch.bool)
         # w_i = w_t - η_l u_i was rounded to the model's precision on its way here: where the steps
         # are small, every time in the same direction.
         length = float(row_norms(model[None])) / local_lr + self.norm

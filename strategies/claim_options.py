@@ -5,9 +5,12 @@ An option that has no row is refused under a claim, so that a new one cannot bre
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
-from .aggregators import weighted_mean
+from .aggregation.mean import weighted_mean
+from .bounded_update import BoundedUpdate
+from .global_model import ModelLayout
 from .privacy_plan import PrivacyPlan
 
 Breaks = Callable[[Any, PrivacyPlan], bool]
@@ -86,10 +89,19 @@ OPTIONS: dict[str, Row] = {
 PRIVATE_OPTIONS: dict[str, Row] = {
     "privacy": Row("safe", "the claim itself, checked when the plan is made"),
     "ledger": Row("safe", "without a file the figure is that of this run alone"),
+    "noises": Row("safe", "without a folder a run whose clients take turns ends where it dies"),
+    "denominator": Row(
+        "refused",
+        "how many answered would scale the model that is released",
+        lambda value, plan: value != "fixed",  # noqa: ARG005
+        "fixed",
+    ),
 }
 START_ARGUMENTS: dict[str, Row] = {
     "grid": Row("safe", "a transport; whose reply is late or lost is topped up for"),
-    "initial_arrays": Row("safe", "there before any client was asked; statistics stay as they are"),
+    "initial_arrays": Row(
+        "safe", "taken to be public, as the claim says; statistics stay as they are"
+    ),
     "num_rounds": Row("refused", "more rounds than planned are refused, with and without a claim"),
     "timeout": Row("safe", "who answers late is missing, and the noise is what it was"),
     "train_config": Row("safe", "the clients' rule travels apart from it"),
@@ -104,7 +116,7 @@ def check_options(plan: PrivacyPlan, options: Mapping[str, Any]) -> None:
     if not plan.claim:
         return
     for name, value in options.items():
-        row = OPTIONS.get(name)
+        row = OPTIONS.get(name) or PRIVATE_OPTIONS.get(name)
         if row is None:
             raise ValueError(f"{name} is not known to be safe under a claim: omit it")
         if row.breaks(value, plan):
@@ -113,3 +125,44 @@ def check_options(plan: PrivacyPlan, options: Mapping[str, Any]) -> None:
                 f"{name} = {shown} breaks the claim: {row.reason}; use {row.instead}, or "
                 "claim = False"
             )
+
+
+def check_mechanism(
+    plan: PrivacyPlan, bounded: type[BoundedUpdate], ledger: Path | None, *, is_sum: bool
+) -> None:
+    """Raises ValueError, one line, where nothing would be charged to a ledger that is named, or C
+    cannot follow the updates' lengths."""
+    if ledger is not None and not (plan.claim and is_sum):
+        raise ValueError(
+            f"ledger = {ledger} is not allowed without a central claim: nothing would be "
+            "charged to it; omit it"
+        )
+    if plan.adaptive is None:
+        return
+    # Where the count costs more than there is.
+    _ = plan.update_multiplier
+    if not bounded.shortens:
+        raise ValueError(
+            "adaptive is not allowed with normalised updates, which all have the length C: use "
+            "DPFedAvg, or None"
+        )
+    if not is_sum:
+        raise ValueError(
+            "adaptive is not allowed with a robust aggregator: use weighted_mean, or None"
+        )
+
+
+def check_what_is_sent(plan: PrivacyPlan, layout: ModelLayout) -> None:
+    """Raises ValueError, one line, where clients would send back what is not noised under the
+    plan's claim, or their noise in a precision that loses it."""
+    if plan.claim and layout.averaged:
+        raise ValueError(
+            "statistics = 'average' is not allowed under a privacy claim: "
+            f"{layout.averaged[0]!r} would leave the clients without noise; use 'server' or "
+            "'local'"
+        )
+    if plan.noise_location == "client" and layout.is_half:
+        raise ValueError(
+            "a model in half precision is not allowed with noise at the clients: it would be "
+            "lost in rounding; send it as float32"
+        )

@@ -12,8 +12,8 @@ from blackthorn.settings.derived import clip_units
 
 from .attestation import SentRule
 from .base import FederatedStrategy
-from .bounded_update import ClipNorm, ClipUpdate, Units, check_bound, check_float32
-from .bounding import NormBound, clip
+from .bounded_update import ClipUpdate
+from .bounding import ClipNorm, NormBound, Units, check_bound, check_float32, clip
 from .local_rule import LocalRule, RoundOf
 from .options import StrategyOptions
 from .rounds import RoundContext

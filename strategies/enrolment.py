@@ -7,7 +7,7 @@ is the client's (`identity = "node"`).
 
 import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,12 +16,15 @@ from blackthorn.flower_port.transports import AwaitedReply, Delivery, LinkDown, 
 from .enrolment_messages import (
     NOT_SAID,
     CannotTakePart,
+    GuardedLink,
+    KeyHolder,
     has_no_query,
     is_an_answer,
     question,
     read_enrolment,
 )
-from .guarded_link import GuardedLink, KeyHolder, Refusal
+from .release import Link
+from .reports import Refusal
 from .screening import RejectedReply, content_of, one_line, read_count
 
 _MAX_ATTEMPTS = 3
@@ -61,7 +64,8 @@ class ClientRegistry:
 
     `population`: with "query" and "key", the ids are 0 to population - 1 (None: any). Without
     that limit an attacker with many nodes could enrol as many clients as it likes. `grace`: seconds
-    that a round waits for new nodes that may hold a client that is missing. Raises ValueError for
+    that a round waits for new nodes that may hold a client that is missing. `claim`: whether what
+    single clients say of themselves is withheld, asked at every question. Raises ValueError for
     another identity.
     """
 
@@ -70,6 +74,7 @@ class ClientRegistry:
         identity: Literal["query", "key", "node"] = "node",
         population: int | None = None,
         grace: float = 5.0,
+        claim: Callable[[], bool] = lambda: False,
     ) -> None:
         if identity not in ("query", "key", "node"):
             raise ValueError(f"identity = {identity!r} is not allowed: query, key or node")
@@ -80,8 +85,7 @@ class ClientRegistry:
         self._online: set[int] = set()
         self._attempts: dict[int, int] = {}
         self._asked: dict[int, AwaitedReply] = {}
-        # Whether what single clients say of themselves is withheld.
-        self.claim = False
+        self._claim = claim
         # Nodes whose app answers no query, which are asked by a train message; those whose app
         # answers that no better.
         self._by_train: set[int] = set()
@@ -172,7 +176,7 @@ class ClientRegistry:
         for node in new:
             self._attempts[node] = self._attempts.get(node, 0) + 1
         questions = [
-            question(node, timeout, by_train=node in self._by_train, claim=self.claim)
+            question(node, timeout, by_train=node in self._by_train, claim=self._claim())
             for node in new
         ]
         sending = max(0.0, deadline - time.monotonic())
@@ -182,9 +186,9 @@ class ClientRegistry:
         return set(new)
 
     @property
-    def kept_apart(self) -> bool:
-        """Whether it is known, since `refusals` was asked, that no node sees what another sends."""
-        return self._link.keeps_apart
+    def link(self) -> Link:
+        """Whether, when `refusals` was last asked, nobody saw what another node sends."""
+        return self._link.kind
 
     def refusals(self, transport: Transport) -> list[Refusal]:
         """What the SuperLink has refused since the last call."""

@@ -1,15 +1,28 @@
-"""The question which client a node holds, and what comes back.
+"""Who is who: the question which client a node holds and what comes back, and what the guard of the
+SuperLink says of the nodes' keys.
 
-It is a query; an app that has none registered, as any plain Flower app, is asked again by a train
-message, which the mod `blackthorn.client_app.mod` answers before the app sees it.
+The question is a query; an app that has none registered, as any plain Flower app, is asked again by
+a train message, which the mod `blackthorn.client_app.mod` answers before the app sees it. The guard
+answers on the ServerApps' own port; of a SuperLink without one nothing is known of any key, and
+nothing was refused.
 """
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 
+from blackthorn.flower_port.transports import Transport
 from blackthorn.installation import CODE
 from blackthorn.wire import ASK, CLAIM, CLIENT_ID, CONFIG, ENROL, PROBLEM, SERVER_CODE
 
-from .screening import RejectedReply, content_of, read_count, scalar_metrics
+from .release import Link
+from .reports import Refusal
+from .screening import RejectedReply, content_of, one_line, read_count, scalar_metrics
+
+logger = logging.getLogger("blackthorn")
 
 MAX_CLIENT_ID = 2**31 - 1
 NOT_SAID = (
@@ -74,3 +87,59 @@ def _problem(content: RecordDict) -> str | None:
         if isinstance(record, ConfigRecord) and isinstance(record.get(PROBLEM), str):
             return str(record[PROBLEM])
     return None
+
+
+@dataclass(frozen=True)
+class KeyHolder:
+    """What an operator said of a node's key; None: nothing.
+
+    `client_id` is the only client that it may be, `max_examples` the most that it may declare.
+    """
+
+    key: str
+    client_id: int | None = None
+    max_examples: int | None = None
+
+
+def _kind(report: Mapping[str, Any], is_closed: bool) -> Link:
+    """Whether no node learns what another sends, nor anybody on the way: nobody can reach the link,
+    or it has a guard that keeps them apart, and says that it is not to be read either."""
+    if is_closed:
+        return "apart"
+    if not report:
+        return "open"
+    return "apart" if report.get("is_private") is True else "plain"
+
+
+class GuardedLink:
+    """Asks a run's SuperLink. What was refused before the first question is not this run's."""
+
+    def __init__(self) -> None:
+        self._counted: dict[tuple[str, str], int] | None = None
+        # By the last answer: another run has another link, and one that was restarted no guard.
+        self.kind: Link = "open"
+
+    def holders(self, transport: Transport) -> dict[int, KeyHolder]:
+        """The keys' holders by their nodes' ids."""
+        nodes = transport.guard_report().get("nodes", {})
+        return {int(node): KeyHolder(**holder) for node, holder in nodes.items()}
+
+    def refusals(self, transport: Transport, clients: Mapping[int, int]) -> list[Refusal]:
+        """What was refused since the last question; `clients` are the clients by their nodes."""
+        first, before = self._counted is None, self._counted or {}
+        counted, found = {}, []
+        report = transport.guard_report()
+        self.kind = _kind(report, transport.is_closed)
+        for entry in report.get("refusals", []):
+            name = entry["key"], entry["kind"]
+            counted[name] = entry["count"]
+            # A SuperLink that was started again counts from the beginning.
+            already = before.get(name, 0) if before.get(name, 0) <= entry["count"] else 0
+            new = entry["count"] - already
+            if new and not first:
+                client, what = clients.get(entry["node"]), one_line(entry["last"])
+                found.append(Refusal(entry["key"], client, what, new, entry["barred"]))
+        self._counted = counted
+        for refusal in found:
+            logger.info("the SuperLink refused %s: %s", refusal.key, refusal.what)
+        return found

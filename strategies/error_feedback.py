@@ -16,8 +16,7 @@ from blackthorn.settings.derived import clip_units
 from .aggregation import Aggregate
 from .attestation import SentRule
 from .base import FederatedStrategy
-from .bounded_update import ClipNorm, Units, check_bound
-from .bounding import clip, row_norms
+from .bounding import ClipNorm, Units, check_bound, clip, row_norms
 from .enrolment import Client
 from .local_rule import LocalRule, RoundOf
 from .options import StrategyOptions
@@ -120,7 +119,9 @@ class ErrorFeedback(FederatedStrategy):
         followed = torch.where(torch.isfinite(followed).all(dim=1, keepdim=True), followed, known)
         scale = self._clip_norm.scale(context.local_lr)
         self._memories |= zip(context.accepted, scale * followed, strict=True)
-        total = torch.stack(list(self._memories.values())).double().sum(dim=0)
+        # By id: a restored run has read them in another order, which would move the last bits.
+        memories = [memory for _, memory in sorted(self._memories.items())]
+        total = torch.stack(memories).double().sum(dim=0)
         enrolled = len(context.population)
         vector = (total / (enrolled * scale)).to(updates.dtype)
         shares = torch.full((len(updates),), 1 / enrolled, dtype=torch.float64)

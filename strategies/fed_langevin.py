@@ -181,13 +181,13 @@ class LangevinSteps(LocalRule):
     local_steps: int | None = None
 
     @classmethod
-    def of(cls, langevin: Langevin, rate: LangevinRate, local_lr: float) -> Self:
+    def of(cls, langevin: Langevin, rate: LangevinRate, local_lr: float, **more: Any) -> Self:
         """At the round's first step size η = `local_lr`; how it decays, where it does."""
         decay: dict[str, Any] = {}
         if rate.strong_convexity > 0:
             decay = {"strong_convexity": rate.strong_convexity, "local_steps": rate.local_steps}
         tau, rho, prior = langevin.temperature, langevin.shared_fraction, langevin.prior_precision
-        return cls(local_lr, tau, rho, prior, **decay)
+        return cls(local_lr, tau, rho, prior, **decay, **more)
 
     def steps(self, sgd: LocalSGD, num_clients: int, round_of: RoundOf) -> LocalSteps:
         """Raises ValueError where a client was not told its share of the examples."""
@@ -239,6 +239,9 @@ class FedLangevin(FederatedStrategy):
     """
 
     needs_attestation = True
+    # Of what 1/share the clients' own noise has its variance, so that the round's has 2ητ: of p_c,
+    # right for full rounds alone (Algorithms 1 to 3), or of what the client weighs in the round.
+    share_of_noise: Literal["population", "round"] = "population"
 
     def __init__(
         self,
@@ -287,6 +290,7 @@ class FedLangevin(FederatedStrategy):
             draws=config.clients_per_round,
             missing=config.missing,
             shared_seed=None if config.langevin_seed < 0 else config.langevin_seed,
+            **cls.option_values(config),
             **options,
         )
 
@@ -364,7 +368,10 @@ class FedLangevin(FederatedStrategy):
 
     def _plan(self, counts: Mapping[int, float]) -> CohortPlan:
         everybody = {TOTAL_EXAMPLES: self._total, SHARED_SEED: self._shared_seed}
-        told = {client: {SHARE: self._shares[client], **everybody} for client in counts}
+        share, total = self._shares, 1.0
+        if self.share_of_noise == "round":
+            share, total = dict(counts), sum(counts.values())
+        told = {client: {SHARE: share[client] / total, **everybody} for client in counts}
         return CohortPlan(counts, told)
 
 

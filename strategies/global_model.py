@@ -1,8 +1,12 @@
-"""The global model and its step w_{t+1} = Proj( w_t − η_g η_l · momentum( agg(u_i) ) )."""
+"""The global model: how a state_dict becomes its vector w and back, and its step
+
+w_{t+1} = Proj( w_t − η_g η_l · momentum( agg(u_i) ) ).
+"""
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 
 import numpy as np
 import torch
@@ -10,26 +14,35 @@ from flwr.app import ArrayRecord
 from torch import nn
 
 from .array_codec import encode_state
-from .layout import Entries, ModelLayout, Statistics, state_of
+from .layout import Entries, Statistics, rounded, state_of
+from .projection import CENTERS, SETS, Center, ConvexSet, project
 
 
 @dataclass(frozen=True)
 class ServerStep:
-    """Two-sided learning rate, heavy-ball momentum v ← βv + a, projection onto an L2 ball.
+    """Two-sided learning rate, heavy-ball momentum v ← βv + a, projection onto a convex set.
 
-    `projection_radius` is the radius around the initial model; None: no projection.
+    `projection` is the set, `projection_radius` its size (None: no projection), and
+    `projection_center` what a ball or a box lies around; see `project`.
     Raises ValueError for a rate or radius that is not positive, or momentum outside [0, 1).
     """
 
     server_lr: float = 1.0
     momentum: float = 0.0
     projection_radius: float | None = None
+    projection: ConvexSet = "ball"
+    projection_center: Center = "initial"
 
     def __post_init__(self) -> None:
         if not 0 < self.server_lr < math.inf:
             raise ValueError(f"server_lr = {self.server_lr} is not allowed: positive and finite")
         if not 0 <= self.momentum < 1:
             raise ValueError(f"momentum = {self.momentum} is not allowed: from 0, less than 1")
+        if self.projection not in SETS or self.projection_center not in CENTERS:
+            raise ValueError(
+                f"projection = {self.projection!r} around {self.projection_center!r} is not "
+                f"allowed: {', '.join(SETS)}, around {' or '.join(CENTERS)}"
+            )
         if self.projection_radius is not None and not self.projection_radius > 0:
             raise ValueError(
                 f"projection_radius = {self.projection_radius} is not allowed: greater than 0"
@@ -48,16 +61,176 @@ class ServerStep:
         local_lr: float,
         initial: torch.Tensor,
     ) -> torch.Tensor:
-        """w_{t+1} [d] from w_t [d]; `initial` is w_1, the centre of the ball."""
+        """w_{t+1} [d] from w_t [d]; `initial` is w_1, which a set may lie around."""
         moved = velocity * (self.server_lr * local_lr)
         torch.sub(model, moved, out=moved)
         if self.projection_radius is None:
             return moved
-        offset = (moved - initial).double()
-        norm = float(torch.linalg.vector_norm(offset))
-        if norm <= self.projection_radius:
-            return moved
-        return (initial.double() + offset * (self.projection_radius / norm)).to(model.dtype)
+        center = initial if self.projection_center == "initial" else torch.zeros_like(initial)
+        return project(moved, self.projection, self.projection_radius, center)
+
+
+@dataclass(frozen=True)
+class ModelLayout:
+    """Names, shapes and dtypes of a state_dict; the order of the names fixes the vector's order.
+
+    `trainable`: what belongs to w. `averaged`: the statistics that clients send back. `local`:
+    those that each client keeps for itself. `sent`: what travels to the clients; the rest stays
+    here. `copies`: the other names of tied parameters, each with the one in
+    `trainable`.
+
+    `dtype` of the vector is float64 if any trainable entry is, else float32: an update keeps the
+    precision in which the clients computed it, and half-precision models are averaged in float32.
+    `bfloat16`: of `trainable`, those that travel as float32 with numbers of bfloat16, in which the
+    clients compute.
+    """
+
+    shapes: dict[str, tuple[int, ...]]
+    dtypes: dict[str, np.dtype]
+    trainable: tuple[str, ...]
+    averaged: tuple[str, ...] = ()
+    local: tuple[str, ...] = ()
+    sent: tuple[str, ...] = ()
+    copies: Mapping[str, str] = field(default_factory=dict)
+    bfloat16: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(
+        cls,
+        state: Mapping[str, np.ndarray],
+        entries: Entries | None = None,
+        shared: Sequence[str] = ("*",),
+        statistics: Statistics = "average",
+    ) -> "ModelLayout":
+        """Layout of `state`, whose `entries` are told apart by name where nobody says.
+
+        `shared`: patterns of the names that travel. Raises ValueError if nothing that travels can
+        be trained, for a pattern that fits no name, and for a dtype that NumPy does not have.
+        """
+        for name, value in state.items():
+            if value.dtype.kind == "V":
+                raise ValueError(
+                    f"{name!r} is of a dtype that NumPy does not have ({value.dtype}): send "
+                    "bfloat16 entries as float32, which holds all their values"
+                )
+        for pattern in shared:
+            if state and not any(fnmatchcase(name, pattern) for name in state):
+                raise ValueError(f"shared = {pattern!r} is not allowed: no entry has such a name")
+        entries = entries or Entries.by_name(state)
+
+        def chosen(names: Sequence[str]) -> tuple[str, ...]:
+            return tuple(n for n in names if any(fnmatchcase(n, pattern) for pattern in shared))
+
+        # A tied parameter goes by the first of its names that travels.
+        names = {first: [first] for first in entries.parameters}
+        for second, first in entries.copies.items():
+            names.setdefault(first, [first]).append(second)
+        named = {first: chosen(tied)[0] for first, tied in names.items() if chosen(tied)}
+        trainable = tuple(name for name in state if name in named.values())
+        copies = {
+            other: named[first]
+            for first, tied in names.items()
+            for other in tied
+            if first in named and other != named[first]
+        }
+        moving = chosen(entries.statistics)
+        if not any(state[name].size for name in trainable):
+            raise ValueError("the model has no floating-point parameter to train")
+        dtypes = {name: value.dtype for name, value in state.items()}
+        frozen = {*entries.frozen}
+        return cls(
+            shapes={name: tuple(value.shape) for name, value in state.items()},
+            dtypes=dtypes,
+            trainable=trainable,
+            averaged=moving if statistics == "average" else (),
+            local=moving if statistics == "local" else (),
+            sent=tuple(name for name in chosen(tuple(state)) if name not in frozen),
+            copies=copies,
+            bfloat16=frozenset(named[name] for name in entries.bfloat16 if name in named),
+        )
+
+    @property
+    def dimension(self) -> int:
+        """Length d of the vector."""
+        return sum(int(np.prod(self.shapes[name])) for name in self.trainable)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the vector."""
+        wide = any(self.dtypes[name] == np.float64 for name in self.trainable)
+        return torch.float64 if wide else torch.float32
+
+    @property
+    def coarsest(self) -> torch.dtype:
+        """The dtype in which the entry of w travels that is rounded most."""
+        kind = max((self.dtypes[name] for name in self.trainable), key=lambda k: np.finfo(k).eps)
+        return torch.from_numpy(np.empty(0, kind)).dtype
+
+    @property
+    def precision(self) -> float:
+        """The machine epsilon with which clients round a model."""
+        coarsest = max(float(np.finfo(self.dtypes[name]).eps) for name in self.trainable)
+        return max(coarsest, torch.finfo(torch.bfloat16).eps if self.bfloat16 else 0.0)
+
+    @property
+    def is_half(self) -> bool:
+        """Whether an entry of w travels in less precision than the vector has."""
+        return any(self.dtypes[name].itemsize < 4 for name in self.trainable)
+
+    @property
+    def is_rounded(self) -> bool:
+        """Whether what travels of w is another number than the vector's."""
+        return self.is_half or bool(self.bfloat16)
+
+    def flatten(self, state: Mapping[str, np.ndarray]) -> torch.Tensor:
+        """The trainable entries of `state` as a new vector [d]."""
+        kind = np.float64 if self.dtype == torch.float64 else np.float32
+        return torch.from_numpy(_joined(state, self.trainable, kind))
+
+    def statistics(self, state: Mapping[str, np.ndarray]) -> np.ndarray:
+        """The averaged statistics of `state` as a new vector, float64."""
+        return _joined(state, self.averaged, np.float64)
+
+    def named_statistics(self, flat: np.ndarray) -> dict[str, np.ndarray]:
+        """The entries of such a vector, each in its own dtype."""
+        return self._parts(flat, self.averaged)
+
+    def unflatten(
+        self,
+        vector: torch.Tensor,
+        buffers: Mapping[str, np.ndarray],
+        statistics: np.ndarray | None = None,
+    ) -> dict[str, np.ndarray]:
+        """State with the trainable entries from `vector` [d], the averaged statistics from
+        `statistics` where it is given, and all others from `buffers`. What is too large for its
+        dtype becomes infinite."""
+        own = self._parts(vector.detach().cpu().numpy(), self.trainable)
+        if statistics is not None:
+            own.update(self._parts(statistics, self.averaged))
+        return {
+            name: own[self.copies.get(name, name)]
+            if self.copies.get(name, name) in own
+            else buffers[name]
+            for name in self.shapes
+        }
+
+    def _parts(self, flat: np.ndarray, names: Sequence[str]) -> dict[str, np.ndarray]:
+        parts: dict[str, np.ndarray] = {}
+        start = 0
+        with np.errstate(over="ignore"):
+            for name in names:
+                size = int(np.prod(self.shapes[name]))
+                part = flat[start : start + size].reshape(self.shapes[name])
+                if name in self.bfloat16:
+                    part = rounded(torch.from_numpy(part), torch.bfloat16).numpy()
+                parts[name] = part.astype(self.dtypes[name])
+                start += size
+        return parts
+
+
+def _joined(state: Mapping[str, np.ndarray], names: Sequence[str], kind: type) -> np.ndarray:
+    parts: list[np.ndarray] = [np.asarray(state[name], dtype=kind).reshape(-1) for name in names]
+    return np.concatenate(parts) if parts else np.empty(0, dtype=kind)
 
 
 @dataclass
@@ -137,7 +310,7 @@ class GlobalModel:
         self, state: Mapping[str, np.ndarray], local_lr: float, row: torch.Tensor | None = None
     ) -> torch.Tensor:
         """`update` of a local state_dict, written into `row` [d] where one is given: from the model
-        as it was sent, which in half precision is a rounded one."""
+        as it was sent, which in half precision, or bfloat16, is a rounded one."""
         row = torch.empty_like(self.current) if row is None else row
         current, out, start = self._as_sent().numpy(), row.numpy(), 0
         with np.errstate(over="ignore"):  # who screens sees what became infinite
@@ -150,7 +323,11 @@ class GlobalModel:
         return row
 
     def _as_sent(self) -> torch.Tensor:
-        return self.vector(self.arrays()) if self.layout.is_half else self.current
+        return self.vector(self.arrays()) if self.layout.is_rounded else self.current
+
+    def named_statistics(self) -> dict[str, np.ndarray]:
+        """The averaged statistics by name, in their dtypes."""
+        return self.layout.named_statistics(self.statistics)
 
     def moving_parts(self) -> dict[str, np.ndarray]:
         """Views of w_t and, where there are such, v_t and the statistics: what `restore` needs in
@@ -192,16 +369,17 @@ class GlobalModel:
         low, high = map(float, torch.aminmax(moved))
         if not -math.inf < low <= high < math.inf:  # false for NaN too
             raise ValueError("the model would not stay finite")
-        if self.layout.is_half:
-            self._check_half(moved)
+        if self.layout.is_rounded:
+            self._check_rounded(moved)
         self.velocity = velocity if step.momentum else None
         self.current, self._arrays, self._sent = moved, None, None
 
-    def _check_half(self, vector: torch.Tensor) -> None:
+    def _check_rounded(self, vector: torch.Tensor) -> None:
         state = self.layout.unflatten(vector, self.buffers)
         for name in self.layout.trainable:
             if not np.isfinite(state[name]).all():
-                raise ValueError(f"{name!r} would not stay finite in {self.layout.dtypes[name]}")
+                kind = "bfloat16" if name in self.layout.bfloat16 else self.layout.dtypes[name]
+                raise ValueError(f"{name!r} would not stay finite in {kind}")
 
     def average_statistics(self, rows: np.ndarray, weights: np.ndarray) -> None:
         """The statistics become the mean of the clients' `rows` [K, s] with `weights` [K] >= 0."""

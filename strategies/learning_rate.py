@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Literal, Self
+from typing import Literal
 
 from blackthorn.settings.config import RunConfig
 
@@ -39,8 +39,10 @@ class LocalRate:
         decays = rounds - 1 if self.when == "every-round" else 0
         return self.initial * self.decay**decays
 
-    def after_round(self, rate: float, gained: float | None) -> float:
-        """Rate of the next round; `gained` is the accuracy gained, None where it is not known."""
+    def after_round(self, rate: float, gained: float | None, server_round: int = 0) -> float:
+        """Rate of the round after `server_round`; `gained` is the accuracy gained, None where it is
+        not known."""
+        del server_round
         if self.when == "every-round":
             return rate * self.decay
         return rate * self.decay if gained is not None and gained < self.threshold else rate
@@ -69,8 +71,10 @@ class LangevinRate(LocalRate):
             raise ValueError(f"local steps = {self.local_steps} is not allowed: at least 1")
 
     @classmethod
-    def of(cls, config: RunConfig) -> Self:
+    def of(cls, config: RunConfig) -> "LangevinRate":
         """The run configuration's."""
+        if config.step_size == "cyclical":
+            return CyclicalRate(config.local_lr, cycle_rounds=config.cycle_rounds)
         decay = config.strong_convexity if config.step_size == "decaying" else 0.0
         return cls(config.local_lr, strong_convexity=decay, local_steps=config.local_steps)
 
@@ -79,10 +83,35 @@ class LangevinRate(LocalRate):
         """η_1, the first step's."""
         return step_size(self.initial, self.strong_convexity, 1)
 
-    def after_round(self, rate: float, gained: float | None) -> float:
+    def after_round(self, rate: float, gained: float | None, server_round: int = 0) -> float:
         """The step size K local steps after the step size ``rate``."""
-        del gained
+        del gained, server_round
         return step_size(rate, self.strong_convexity, self.local_steps)
+
+
+@dataclass(frozen=True)
+class CyclicalRate(LangevinRate):
+    """η of round t is η_0 (1 + cos(π ((t − 1) mod M)/M))/2, M = `cycle_rounds` (Zhang et al., 2020,
+    arXiv 1902.03932): large steps, which leave a mode, at a cycle's beginning, small ones, whose
+    samples are unbiased, at its end. It is the same in all steps of a round.
+
+    Raises ValueError for a cycle below 2 rounds.
+    """
+
+    cycle_rounds: int = 2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.cycle_rounds < 2 or self.strong_convexity:
+            raise ValueError(
+                f"cycle rounds = {self.cycle_rounds} is not allowed: at least 2, with no decay"
+            )
+
+    def after_round(self, rate: float, gained: float | None, server_round: int = 0) -> float:
+        """The step size of the round after `server_round`."""
+        del rate, gained
+        phase = (server_round % self.cycle_rounds) / self.cycle_rounds
+        return self.initial * (1 + math.cos(math.pi * phase)) / 2
 
 
 def step_size(first: float, strong_convexity: float, step: int) -> float:

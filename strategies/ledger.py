@@ -15,24 +15,24 @@ from pathlib import Path
 from typing import Any
 
 from .accounting import Charge, Figure, Release, replaced, spent
-from .durable_file import PRIVATE_FOLDER
+from .durable_file import PRIVATE_FOLDER, FileInUse, LockedFile
 from .ledger_file import (
     FORMAT,
     Entry,
     begins_anew,
+    begins_with,
     behind_links,
     charge_entry,
-    first_rounds,
+    charges_of,
     load,
     read_charge,
     refuse_copy,
     run_of,
     was_elsewhere,
-    with_round,
+    with_rounds,
 )
-from .locked_file import FileInUse, LockedFile
 from .privacy_plan import PrivacyPlan
-from .release import LEAST_RATE
+from .release import LEAST_RATE, SEEN
 
 logger = logging.getLogger("blackthorn")
 
@@ -49,8 +49,12 @@ class Ledger:
     that is a copy of one that is still there, and for a rate that no ledger takes.
     """
 
-    def __init__(self, plan: PrivacyPlan, path: Path | None = None) -> None:
+    def __init__(
+        self, plan: PrivacyPlan, path: Path | None = None, *, charged: bool = True
+    ) -> None:
         self._plan = plan
+        # Whether what is released is charged here: where nothing is, nothing is known of it.
+        self._charged = charged
         self._path = None if path is None else behind_links(path)
         if path is not None and plan.sample_rate < LEAST_RATE:
             raise ValueError(
@@ -81,6 +85,11 @@ class Ledger:
         return self._path
 
     @property
+    def plan(self) -> PrivacyPlan:
+        """By whose δ, accountant and budget it counts."""
+        return self._plan
+
+    @property
     def rounds(self) -> int:
         """How many rounds have been charged, those of earlier runs included."""
         return sum(entry.rounds for entry in self._entries)
@@ -96,6 +105,11 @@ class Ledger:
         own = sum(entry.rounds for entry in self._entries if entry.run == self._run)
         return max(0, own - self._unnamed_before)
 
+    def on_record(self, release: Release, done: int) -> int:
+        """How many rounds of this run after its first `done` are charged, and not again when they
+        are done again: of clients that take turns, each is one release."""
+        return max(0, self.rounds_of_run - done) if release.groups > 1 else 0
+
     @property
     def rounds_of_others(self) -> int:
         """How many have been charged to other runs, before this one or while it was down."""
@@ -103,8 +117,9 @@ class Ledger:
 
     @property
     def charges(self) -> list[Charge]:
-        """All charges so far, in order; equal ones in a row of one run are counted together."""
-        return [(entry.release, entry.rounds) for entry in self._entries]
+        """All charges so far, in order; equal ones in a row of one run are counted together, and
+        all those of a run whose clients take turns. One of no rounds tells of an open link."""
+        return charges_of(self._entries)
 
     def mark(self) -> dict[str, Any]:
         """Which ledger and which run this is and all that it holds, as JSON values: what a run
@@ -134,17 +149,28 @@ class Ledger:
                 f"{rounds} had been charged"
             )
         held = [_entry(entry) for entry in mark["charges"]]
-        if first_rounds(self._entries, sum(entry.rounds for entry in held)) != held:
+        if not begins_with(self._entries, held):
             raise ValueError("it does not begin with what it held when the run left its state")
 
+    def go_on(self, own: Mapping[str, Any]) -> None:
+        """Go on as the run that left `own` values of a private strategy. Raises ValueError, one
+        line, where that has charged another ledger, or more than this one holds."""
+        try:
+            self.require(mark_of(own))
+        except ValueError as error:
+            raise ValueError(f"this ledger is not the run's: {error}; put its own back") from None
+
     def figure(self) -> Figure:
-        """ε of everything that was charged, by the plan's accountant."""
+        """ε of everything that was charged, by the plan's accountant; infinite where the strategy
+        charges nothing, whose releases have no figure."""
+        if not self._charged:
+            return Figure(math.inf, "rdp")
         return spent(self.charges, self._plan.delta, self._plan.accountant)
 
     def replaced_accountant(self, release: Release, rounds: int) -> str | None:
         """What to tell where, after `rounds` more of `release`, `figure` is another accountant's
         than the plan's."""
-        charges = [*self.charges, (release, rounds)]
+        charges = self._charges_with(release, rounds)
         return replaced(charges, self._plan.delta, self._plan.accountant)
 
     @property
@@ -164,11 +190,15 @@ class Ledger:
         # More rounds cost more: where they fit, so do fewer. An accountant may take long to ask.
         if release == self._room[0] and self.rounds + rounds <= self._room[1]:
             return True
-        charges = [*self.charges, (release, rounds)]
+        charges = self._charges_with(release, rounds)
         if spent(charges, self._plan.delta, self._plan.accountant).epsilon > limit:
             return False
         self._room = (release, self.rounds + rounds)
         return True
+
+    def _charges_with(self, release: Release, rounds: int) -> list[Charge]:
+        """All charges after `rounds` more of this run."""
+        return charges_of([*self._entries, Entry(release, rounds, self._run)])
 
     def rounds_allowed(self, release: Release, wanted: int) -> int:
         """The largest number of rounds of `release`, up to `wanted`, within the budget."""
@@ -179,6 +209,22 @@ class Ledger:
             middle = (low + high) // 2
             low, high = (middle, high) if self.allows(release, middle) else (low, middle)
         return low
+
+    def last_round(self, release: Release, done: int, planned: int) -> int:
+        """The last of the `planned` rounds of `release` that a run which has had `done` of them may
+        have within the budget; told where that ends it sooner. ValueError where it is not one."""
+        held = min(planned, done + self.on_record(release, done))
+        last = held + self.rounds_allowed(release, planned - held)
+        limit = self._plan.max_epsilon
+        if last == 0:
+            raise ValueError(
+                f"max_epsilon = {limit:g} is not allowed: even one more round would pass it "
+                f"({self.rounds} are in the ledger)"
+            )
+        if last < planned:
+            form = "max_epsilon = %g ends the run after %d of %d rounds"
+            logger.warning(form, limit, last, planned)
+        return last
 
     def hold(self) -> None:
         """Keep everybody else from charging the file until `close`; a missing one begins here.
@@ -206,16 +252,46 @@ class Ledger:
 
         Raises LedgerInUse as `hold` does, and where the file was replaced by another.
         """
+        self._add(release, 1)
+
+    def note_asked(self, release: Release) -> None:
+        """Before clients are asked for a round of `release`: that its link is open, where it is, is
+        on disk even if the round is never charged. Costs nothing. Raises as `charge`."""
+        if release.link in SEEN:
+            self._add(release, 0)
+
+    def _add(self, release: Release, rounds: int) -> None:
         self.hold()
-        self._entries = with_round(self._entries, release, self._run)
+        before, entries = self._entries, with_rounds(self._entries, release, self._run, rounds)
+        if entries == before:
+            return
+        try:
+            self._count(entries)
+            self._write()
+        except BaseException:
+            # Nothing is released. Where the file has no charge there is none: a run that goes on
+            # would be asked for it, and turns would take it for one that was paid.
+            if self._path is not None and self._holds(before):
+                self._count(before)
+            raise
         if release != self._room[0]:
             self._room = (None, 0)
-        self._epsilon_rdp = self._quick_epsilon()
-        self._write()
         if self.moved is not None:
             # Told once: the file has its new place now.
             logger.warning(self.moved)
             self.moved = None
+
+    def _count(self, entries: list[Entry]) -> None:
+        self._entries = entries
+        self._epsilon_rdp = self._quick_epsilon()
+
+    def _holds(self, entries: Sequence[Entry]) -> bool:
+        """Whether the file on disk has these and no more."""
+        assert self._path is not None
+        try:
+            return _entries_in(load(self._path), self._path) == entries
+        except ValueError:
+            return False
 
     def close(self) -> None:
         """Let another run continue the file."""
@@ -248,7 +324,7 @@ class Ledger:
         }
 
     def _quick_epsilon(self) -> float | None:
-        if any(entry.release.drawn is not None for entry in self._entries):
+        if not self.rounds or any(one.release.drawn is not None for one in self._entries):
             return None
         epsilon = spent(self.charges, self._plan.delta, "rdp").epsilon
         return epsilon if math.isfinite(epsilon) else None

@@ -3,41 +3,60 @@
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 from .accounting import Charge, Release
-from .release import LEAST_RATE, MOST, Link
+from .release import LEAST_RATE, MOST, SEEN, Link
 
 FORMAT = 1
 _RUN = re.compile(r"[0-9a-f]{16}")
 
 
 class Entry(NamedTuple):
-    """Rounds in a row that `run` was charged for; "" is an earlier version, which named no run."""
+    """Rounds in a row that `run` was charged for; "" is an earlier version, which named no run.
+
+    No rounds: over that link, an open one, clients were asked for a round that is not charged.
+    """
 
     release: Release
     rounds: int
     run: str = ""
 
 
-def with_round(entries: Sequence[Entry], release: Release, run: str) -> list[Entry]:
-    """`entries` and one more round: equal ones in a row are counted together, run by run."""
+def with_rounds(
+    entries: Sequence[Entry], release: Release, run: str, rounds: int = 1
+) -> list[Entry]:
+    """`entries` and more rounds: equal ones in a row are counted together, run by run."""
     last = entries[-1] if entries else None
     if last is not None and (last.release, last.run) == (release, run):
-        return [*entries[:-1], Entry(release, last.rounds + 1, run)]
-    return [*entries, Entry(release, 1, run)]
+        return [*entries[:-1], Entry(release, last.rounds + rounds, run)]
+    return [*entries, Entry(release, rounds, run)]
 
 
-def first_rounds(entries: Sequence[Entry], rounds: int) -> list[Entry]:
-    """The entries of the first `rounds` rounds."""
-    kept: list[Entry] = []
-    for entry in entries:
-        if rounds <= 0:
-            break
-        kept.append(entry._replace(rounds=min(entry.rounds, rounds)))
-        rounds -= entry.rounds
-    return kept
+def begins_with(entries: Sequence[Entry], held: Sequence[Entry]) -> bool:
+    """Whether `entries` are what may become of `held` by more rounds."""
+    start = [*entries[: len(held)]]
+    if start and len(start) == len(held):
+        start[-1] = start[-1]._replace(rounds=min(start[-1].rounds, held[-1].rounds))
+    return start == [*held]
+
+
+def charges_of(entries: Sequence[Entry]) -> list[Charge]:
+    """What the entries cost, in order. Rounds of clients that take turns are counted together run
+    by run, since each run has dealt its own groups; where its links differ, by the least closed."""
+    found: dict[tuple[object, ...], Charge] = {}
+    for position, entry in enumerate(entries):
+        release = entry.release
+        if release.groups == 1:
+            found[(position,)] = (release, entry.rounds)
+            continue
+        key = (entry.run, replace(release, link="apart"))
+        known, rounds = found.get(key, (release, 0))
+        link = max(known.link, release.link, key=get_args(Link).index)
+        found[key] = (replace(release, link=link), rounds + entry.rounds)
+    return [*found.values()]
 
 
 def load(path: Path) -> dict[str, Any]:
@@ -134,6 +153,8 @@ def charge_entry(charge: Charge) -> dict[str, Any]:
         "drawn": list(release.drawn) if release.drawn else None,
         **({} if release.shares == "unknown" else {"noise_shares": release.shares}),
         **({} if release.link == "unknown" else {"link": release.link}),
+        **({} if release.groups == 1 else {"groups": release.groups}),
+        **({"concentrated": True} if release.concentrated else {}),
     }
 
 
@@ -154,28 +175,32 @@ def read_charge(entry: dict[str, Any]) -> Charge:
     drawn = entry["drawn"]
     if drawn is not None:
         size, population = drawn
-        drawn = _positive(size, "drawn"), _positive(population, "drawn")
+        drawn = _whole(size, "drawn"), _whole(population, "drawn")
     z, rate = (_number(entry[key], key) for key in ("noise_multiplier", "sample_rate"))
     if rate < LEAST_RATE:
         raise ValueError(f"sample_rate = {rate}: {LEAST_RATE:g} or more")
     link = entry.get("link", "unknown")
     if link not in get_args(Link):
         raise ValueError(f"link = {link!r:.40}")
-    release = Release(z, rate, drawn, _shares_of(entry), link)
-    return release, _positive(entry["rounds"], "rounds")
+    groups = _whole(entry.get("groups", 1), "groups")
+    concentrated = entry.get("concentrated", False)
+    if type(concentrated) is not bool:
+        raise ValueError(f"concentrated = {concentrated!r:.40}")
+    release = Release(z, rate, drawn, _shares_of(entry), link, groups, concentrated)
+    return release, _whole(entry["rounds"], "rounds", least=0 if link in SEEN else 1)
 
 
 def _shares_of(entry: dict[str, Any]) -> int | Literal["unknown"] | None:
     if "noise_shares" not in entry:
         return "unknown"
     shares = entry["noise_shares"]
-    return None if shares is None else _positive(shares, "noise_shares")
+    return None if shares is None else _whole(shares, "noise_shares")
 
 
-def _positive(value: object, key: str) -> int:
+def _whole(value: object, key: str, least: int = 1) -> int:
     # Not isinstance: true is an int of Python's too.
-    if type(value) is not int or not 1 <= value <= MOST:
-        raise ValueError(f"{key} = {value!r:.40}: a whole number, 1 to {MOST:g}")
+    if type(value) is not int or not least <= value <= MOST:
+        raise ValueError(f"{key} = {value!r:.40}: a whole number, {least} to {MOST:g}")
     return value
 
 

@@ -20,7 +20,7 @@ from blackthorn.settings.declaration import kebab
 
 from .attestation import SentRule
 from .bounding import row_norms
-from .entropy import Randomness
+from .noise import Randomness
 
 # The functions below give their callers' tensors back where a rule leaves them as they are.
 
@@ -53,7 +53,8 @@ class ClientRound:
     """What a rule may know of one client in a round.
 
     told: the numbers that the server tells it beside the model, by their names in `wire`; memory: a
-        vector [d] that the server keeps for it, where the algorithm has one.
+        vector [d] that the server keeps for it, where the algorithm has one; kept: the one that it
+        has kept itself in the last round that it took part in.
     generator: of noise for which no privacy is claimed. randomness: of noise that a claim rests on.
     """
 
@@ -63,6 +64,7 @@ class ClientRound:
     memory: Tensor | None
     generator: Callable[[], np.random.Generator]
     randomness: Callable[[], Randomness]
+    kept: Tensor | None = None
 
 
 # The round of the client in a row of the tensors.
@@ -82,6 +84,12 @@ class LocalRule:
     # Whether the update that is sent may be shorter than the one that was trained, so that the
     # server's instruments have to be told.
     shortens: ClassVar[bool] = False
+    # Whether a client keeps the update that it has sent, for its next round.
+    keeps: ClassVar[bool] = False
+    # Whether what is sent is masked, which no rule can do on its own.
+    is_masked: ClassVar[bool] = False
+    # What is sent in place of a model, by its name in the table of client_app.disclosure.
+    tells: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
         optional = {one.name for one in fields(self) if one.default is None}
@@ -133,6 +141,11 @@ class LocalRule:
         """The models [B, d] that are sent of those trained, `trained` [B, d], from `start` [d]."""
         del start, local_lr, round_of
         return trained
+
+    def to_keep(self, start: Tensor, sent: Tensor, local_lr: float) -> list[Tensor]:
+        """What each of the B clients keeps for its next round of the models `sent` [B, d]: its
+        update [d], gradient units; nothing where the rule does not ask for it."""
+        return list((start - sent) / local_lr) if self.keeps else []
 
     def trained_norms(self, start: Tensor, trained: Tensor, local_lr: float) -> list[float | None]:
         """‖u_i‖ of the B clients before they shorten what they send; None where they do not."""

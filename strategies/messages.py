@@ -23,7 +23,7 @@ from blackthorn.wire import (
 
 from .attestation import SentRule
 from .enrolment import ClientRegistry
-from .layout import ModelLayout
+from .global_model import ModelLayout
 
 Told = Mapping[str, int | float]
 
@@ -70,6 +70,12 @@ def content_of_round(
             }
         )
     return content
+
+
+def new_series() -> str:
+    """What tells the rounds of one model from those of another in the same run, at a client that
+    keeps something from round to round."""
+    return secrets.token_hex(16)
 
 
 def write_messages(

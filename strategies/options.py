@@ -1,6 +1,7 @@
 """What every strategy may be told."""
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Literal, TypedDict
 
 from .aggregators import Aggregator
@@ -9,6 +10,7 @@ from .layout import Statistics
 from .learning_rate import LocalRate
 from .output_iterate import OutputIterate
 from .participation import Participation
+from .privacy_plan import PrivacyPlan
 from .reports import RoundReport
 
 Observer = Callable[[RoundReport], None]
@@ -64,3 +66,15 @@ class StrategyOptions(TypedDict, total=False):
     statistics: Statistics
     seed: int
     observers: Sequence[Observer]
+
+
+Denominator = Literal["fixed", "replies"]
+
+
+class PrivateOptions(StrategyOptions, total=False):
+    """Those of every strategy, with the plan and the ledger."""
+
+    privacy: PrivacyPlan
+    ledger: Path | None
+    noises: Path | None
+    denominator: Denominator

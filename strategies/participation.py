@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Protocol
 
 import numpy as np
@@ -114,3 +115,46 @@ class PoissonParticipation:
         joins = generator.random(len(clients)) < self.sample_rate
         known = zip(sorted(clients), joins, strict=True)
         return CohortPlan.of(client for client, joined in known if joined)
+
+
+@dataclass(frozen=True)
+class RotatingParticipation:
+    """Clients take turns: they are dealt into b = `groups`, and round t asks group t mod b, so that
+    any two rounds of one client are b apart or more.
+
+    Raises ValueError for a number of groups below 2.
+    """
+
+    groups: int
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "groups", whole("groups", self.groups))
+        if self.groups < 2:
+            raise ValueError(f"groups = {self.groups} is not allowed: at least 2")
+
+    def sample(self, clients: Sequence[int], generator: np.random.Generator) -> CohortPlan:
+        """Whose turn it is hangs on the round, and where there are places, on those of the privacy
+        plan: there is no such cohort without one."""
+        del clients, generator
+        raise ValueError("clients take turns by a privacy plan alone: see PrivacyPlan.draw")
+
+    def of_round(self, clients: Iterable[int], server_round: int, places: int) -> CohortPlan:
+        """Those of `clients` whose turn it is."""
+        turn = server_round % self.groups
+        return CohortPlan.of(c for c in clients if self.group_of(c, places) == turn)
+
+    def group_of(self, client: int, places: int) -> int:
+        """Of a client its id alone says it, whoever else is there or comes later.
+
+        Ids below `places` are those of a population of known size, and are dealt evenly, in an
+        order that the seed gives; others, a node's for example, are random numbers themselves.
+        """
+        if 0 <= client < places:
+            return _dealt(self.seed, places)[client] % self.groups
+        return client % self.groups
+
+
+@lru_cache(maxsize=8)
+def _dealt(seed: int, places: int) -> tuple[int, ...]:
+    return tuple(generator_of(Stream.GROUPS, seed).permutation(places).tolist())

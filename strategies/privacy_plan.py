@@ -7,7 +7,7 @@ from typing import Literal
 
 import torch
 
-from blackthorn.settings.rounding import downward
+from blackthorn.settings.rounding import downward, exact
 
 from .accounting import (
     ACCOUNTANTS,
@@ -20,17 +20,20 @@ from .accounting import (
     is_unbounded,
     spent,
 )
-from .bounded_update import ClipNorm, check_float32
-from .entropy import Randomness
-from .noise import check_resolution, client_deviation
+from .adaptive_threshold import AdaptiveThreshold, update_multiplier
+from .bounding import ClipNorm, check_float32
+from .neighbours import check_neighbours, check_turns
+from .noise import Randomness, check_resolution, client_deviation, missing_share, roundings_needed
+from .noise_record import round_deviations
 from .participation import (
     CohortPlan,
     FixedParticipation,
     FullParticipation,
     Participation,
     PoissonParticipation,
+    RotatingParticipation,
 )
-from .release import LARGEST_MULTIPLIER, real, whole
+from .release import LARGEST_MULTIPLIER, message_release, real, whole
 
 Neighbours = Literal["add-remove", "zero-out", "replace-one"]
 NoiseLocation = Literal["server", "client"]
@@ -45,7 +48,17 @@ _SENTENCES = {
 
 # What a claim begins with that is none.
 NO_FIGURE = "none, as no finite epsilon holds: "
-_APART = "whose SuperLink, if others reach it, has Blackthorn's guard, which keeps them apart"
+NO_CLAIM = "none, as the privacy plan claims nothing"
+_READ = (
+    ", whoever is on the way to it, who reads what clients send, as the link has no TLS, and the "
+    "run's own clients, who may be there"
+)
+# What it ends with where the first model is not drawn from a seed.
+GIVEN_WEIGHTS = "; it starts from given weights, which the figure takes to be public"
+ONLY_LOCAL = "no central figure: the sensitivity of a robust rule is unknown; see local"
+_APART = (
+    "whose SuperLink, if others reach it, has TLS and Blackthorn's guard, which keeps them apart"
+)
 
 
 @dataclass(frozen=True)
@@ -54,11 +67,15 @@ class PrivacyPlan:
 
     clip_norm: C, the longest contribution of a client. noise_multiplier: z; the noise in a round's
     sum is N(0, (z C)² I) in total. num_clients: m. rounds: T. participation: PoissonParticipation
-    (neighbours add-remove), FixedParticipation (zero-out or replace-one) or FullParticipation (any
-    of the three). noise_location: "server" draws the noise once; "client": every invited client
-    adds its share 1/s of the variance, s = `noise_shares`. top_up: the server adds the shares that
-    nobody brought and one of its own, (1 + 1/s)(z C)² in all; without it nothing is claimed, since
-    the variance would tell who answered.
+    (neighbours add-remove), FixedParticipation (zero-out or replace-one), FullParticipation or
+    RotatingParticipation (any of the three). bands: over how many rounds the noise hangs together
+    (`noise_record`), at most as many as there are groups that take turns; 1: noise is drawn anew in
+    every round. adaptive: C begins at clip_norm, and follows a quantile of the updates' lengths, of
+    which a noised count is released, too; z is what both cost together. noise_location: "server"
+    draws the noise once; "client": every invited client adds its share 1/s of the variance, s =
+    `noise_shares`. top_up: the server adds the shares that nobody brought and one of its own,
+    (1 + 1/s)(z C)² in all; without it nothing is claimed, since the variance would tell who
+    answered.
     max_epsilon: the run ends before the round that would cost more. claim: whether a figure may be
     reported. insecure_seed: sampling and noise from this seed, which forfeits the claim.
 
@@ -73,6 +90,8 @@ class PrivacyPlan:
     delta: float = 1e-5
     neighbours: Neighbours | None = None
     accountant: Accountant = "rdp"
+    bands: int = 1
+    adaptive: AdaptiveThreshold | None = None
     noise_location: NoiseLocation = "server"
     top_up: bool = True
     max_epsilon: float | None = None
@@ -80,7 +99,7 @@ class PrivacyPlan:
     insecure_seed: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("num_clients", "rounds"):
+        for name in ("num_clients", "rounds", "bands"):
             object.__setattr__(self, name, whole(name, getattr(self, name)))
         for name in ("noise_multiplier", "delta", "max_epsilon"):
             if name != "max_epsilon" or self.max_epsilon is not None:
@@ -118,27 +137,27 @@ class PrivacyPlan:
                 "full; use less, or set claim = False"
             )
         check_float32("clip_norm", self.clip_norm.value)
-        self._check_neighbours()
+        check_neighbours(self)
+        check_turns(self)
 
-    def _check_neighbours(self) -> None:
-        if isinstance(self.participation, FixedParticipation):
-            if self.participation.size > self.num_clients:
-                raise ValueError(
-                    f"a cohort of {self.participation.size} of {self.num_clients} clients is not "
-                    "allowed: at most all of them"
-                )
-            allowed: tuple[str, ...] = ("zero-out", "replace-one")
-        elif isinstance(self.participation, PoissonParticipation):
-            allowed = ("add-remove",)
-        elif isinstance(self.participation, FullParticipation):
-            allowed = ("zero-out", "replace-one", "add-remove")
-        else:
-            raise ValueError(f"no accountant knows the participation {self.participation}")
-        if self.neighbours is not None and self.neighbours not in allowed:
+    def check_rounds(self, name: str, rounds: int) -> None:
+        """Raises ValueError, which begins with `name`, for more rounds than T: no figure would
+        count them."""
+        if rounds > self.rounds:
             raise ValueError(
-                f"neighbours = {self.neighbours} breaks the claim with this participation, whose "
-                f"figure is for {' or '.join(allowed)}"
+                f"{name} {rounds} is not allowed: the privacy plan is for {self.rounds}"
             )
+
+    @property
+    def drawn_by(self) -> NoiseLocation:
+        """Whose noise it is."""
+        return self.noise_location
+
+    @property
+    def groups(self) -> int:
+        """b, of clients that take turns; 1: they do not."""
+        kind = self.participation
+        return kind.groups if isinstance(kind, RotatingParticipation) else 1
 
     @property
     def relation(self) -> Neighbours:
@@ -159,13 +178,30 @@ class PrivacyPlan:
 
     @property
     def cohort_size(self) -> float:
-        """r, the fixed denominator: q m, the size of a fixed cohort, or m. Never a head count."""
+        """r, the fixed denominator: q m, the size of a fixed cohort, m/b or m: no head count."""
         if isinstance(self.participation, FixedParticipation):
             return float(self.participation.size)
-        return self.sample_rate * self.num_clients
+        return self.sample_rate * self.num_clients / self.groups
 
-    def draw(self, clients: Sequence[int], randomness: Randomness) -> CohortPlan:
-        """The cohort of a round from the clients' stable ids, ascending.
+    @property
+    def update_multiplier(self) -> float:
+        """Of the noise on the updates: z, or more than z where the count of an adaptive threshold
+        is paid from it. Raises ValueError where that alone would cost more."""
+        if self.adaptive is None:
+            return self.noise_multiplier
+        return update_multiplier(self.noise_multiplier, self.cohort_size)
+
+    def noise_in_round(self, server_round: int) -> float:
+        """Deviation of the noise on a round's sum, in units of that of its own new noise, z C."""
+        shares = 1 / self.noise_shares if self.noise_location == "client" and self.top_up else 0.0
+        hangs = float(round_deviations(self.bands, self.rounds)[server_round - 1])
+        return hangs * math.sqrt(1 + shares)
+
+    def draw(
+        self, clients: Sequence[int], randomness: Randomness, server_round: int = 1
+    ) -> CohortPlan:
+        """The cohort of a round from the clients' stable ids, ascending; on `server_round` it hangs
+        where clients take turns, and on nothing that is drawn.
 
         A fixed cohort is drawn from m places, of which those without a client stay empty: the
         rate of sampling must not rise because some clients have not enrolled.
@@ -179,6 +215,8 @@ class PrivacyPlan:
             places = max(self.num_clients, len(known))
             order = randomness.uniform(places).argsort()[: self.participation.size]
             return CohortPlan.of(known[place] for place in order if place < len(known))
+        if isinstance(self.participation, RotatingParticipation):
+            return self.participation.of_round(known, server_round, self.num_clients)
         return CohortPlan.of(known)
 
     def release(self, colluding: int = 0) -> Release:
@@ -199,38 +237,58 @@ class PrivacyPlan:
             shares = self.noise_shares
             z *= math.sqrt(max(0.0, 1 - colluding / shares))
         if self.relation != "replace-one":
-            return Release(z, self.sample_rate, shares=shares)
+            return Release(z, self.sample_rate, shares=shares, groups=self.groups)
         drawn = None
         if isinstance(self.participation, FixedParticipation):
             size, others = self.participation.size, self.num_clients - colluding
             drawn = (size, others) if size <= others else None
-        return Release(z / 2, drawn=drawn, shares=shares)
+        return Release(z / 2, drawn=drawn, shares=shares, groups=self.groups)
+
+    def check_figure(self, central: bool = True) -> None:
+        """Raises ValueError where a claim, that of the released models or else of clients' single
+        messages, would be of nothing: the noise is too little for any finite ε."""
+        release = self.release() if central else self.local_release()
+        if self.claim and is_unbounded([(release, self.rounds)], self.delta):
+            raise ValueError(
+                f"noise_multiplier = {self.noise_multiplier:g} breaks the claim: with so little "
+                f"noise no finite epsilon holds at delta = {self.delta:g}; use more, or set claim "
+                "= False"
+            )
 
     def figure(self, rounds: int | None = None, colluding: int = 0) -> Figure:
-        """ε of `rounds` (by default all T) planned rounds; `colluding` as for `release`."""
+        """ε of `rounds` (by default all T) planned rounds; `colluding` as for `release`. The plan's
+        arithmetic, for calibration, whether or not it claims it: a run's is its strategy's."""
         count = self.rounds if rounds is None else rounds
         return spent([(self.release(colluding), count)], self.delta, self.accountant)
 
     def covers_clients(self, charges: Sequence[Charge] = ()) -> bool:
         """Whether the other clients of the run, all of them together, may be the adversary of its
         figure, or of that of all `charges` of its ledger."""
-        return all(release.covers_clients for release, _ in [(self.release(), 1), *charges])
+        counted = [(self.release(), 1), *charges]
+        return self.claim and all(release.covers_clients for release, _ in counted)
 
     def _known_to_clients(self) -> list[str]:
         """What the run's clients know that the figure counts on nobody's knowing."""
         n, m, known = self.cohort_size, self.num_clients, []
-        if self.relation == "replace-one" and n < m:
+        if self.relation == "replace-one" and n < m and self.groups == 1:
             # Poisson draws are independent, but of a fixed cohort whoever knows all but one of the
             # clients knows of that one, too.
-            known.append(f"when they were asked (k that pool it: a cohort of {n:g} of {m} - k)")
+            known.append(
+                f"when they were asked (k that pool it: a cohort of {exact(n)} of {m} - k)"
+            )
         if self.noise_location == "client":
             left = f"{downward(self.noise_multiplier, 4)} sqrt(1 - k/{self.noise_shares})"
             known.append(f"their shares of the noise (k that pool theirs: the multiplier {left})")
         return known
 
-    def sentence(self, charges: Sequence[Charge] = ()) -> str:
+    def sentence(self, charges: Sequence[Charge] = (), *, given_weights: bool = False) -> str:
         """Who is protected from whom by the figure of the plan, or of all `charges` of its ledger,
-        in words; without any, with what is assumed of the link between server and clients."""
+        in words; without any, with what is assumed of the link between server and clients.
+        `given_weights`: the first model is not drawn from a seed.
+
+        For a sum: of a robust rule `PrivateAveraging.sentence` knows."""
+        if not self.claim:
+            return NO_CLAIM
         known = " and ".join(self._known_to_clients())
         links = {release.link for release, _ in charges}
         if "open" in links:
@@ -247,24 +305,27 @@ class PrivacyPlan:
                     "note whether the SuperLink has Blackthorn's guard"
                 )
         clients = f" and the run's own clients, who know {known}" if known else ""
+        if "plain" in links:
+            known = clients = _READ
         # A plan alone, or a run that has charged nothing, knows no link.
         assumed = "" if charges else f" ({_APART})"
         others = "" if known else f", all other clients together included{assumed}"
-        release = self.release(), self.rounds
-        claimed = "" if charges or not is_unbounded([release], self.delta) else NO_FIGURE
+        counted = charges or [(self.release(), self.rounds)]
+        claimed = NO_FIGURE if is_unbounded(counted, self.delta) else ""
+        start = GIVEN_WEIGHTS if given_weights else ""
         return claimed + (
             "client-level differential privacy of the released models, against everybody but the "
-            f"server{clients}{others}; {_SENTENCES[self.relation]}"
+            f"server{clients}{others}; {_SENTENCES[self.relation]}{start}"
         )
 
-    def bound(self, local_lr: float) -> float:
-        """C in gradient units at the rate η_l = `local_lr`.
+    def bound(self, local_lr: float, clip_norm: ClipNorm | None = None) -> float:
+        """C in gradient units at the rate η_l = `local_lr`; `clip_norm`: where it has gone since.
 
         Raises ValueError where the rate, or C in either unit, is not a float32 number of full
         precision: what is longer than C, or infinite, would pass for bounded.
         """
         check_float32("local rate", local_lr)
-        bound = self.clip_norm.in_gradient_units(local_lr)
+        bound = (clip_norm or self.clip_norm).in_gradient_units(local_lr)
         for units, value in (("gradient", bound), ("parameter", bound * local_lr)):
             check_float32(f"clip_norm in {units} units at local rate {local_lr:g}", value)
         return bound
@@ -276,7 +337,9 @@ class PrivacyPlan:
             return
         bound = self.bound(local_lr)
         deviation = client_deviation(self.noise_multiplier, bound, self.noise_shares)
-        check_resolution(model, local_lr, bound, deviation)
+        rounds = self.rounds if self.claim else 0
+        roundings = roundings_needed(len(model), rounds, self.noise_shares)
+        check_resolution(model, local_lr, bound, deviation, roundings)
 
     @property
     def noise_shares(self) -> int:
@@ -290,18 +353,34 @@ class PrivacyPlan:
             return self.participation.size
         return self.num_clients
 
+    def owed(self, replies: int) -> float:
+        """The share of the variance (z C)² that the server adds: what the clients' messages did
+        not bring, and one share more, whoever answered.
+
+        Clients' models are rounded, so that their sum lies on a lattice, and where they alone bring
+        the noise the last bits of the new model tell that everybody has answered. A share, four
+        roundings wide at least (`check_resolution`), leaves no lattice.
+        """
+        if self.noise_location == "server":
+            return 1.0
+        # Only where nothing is claimed is there no top-up.
+        missing = missing_share(self.noise_shares, replies)
+        return missing + 1 / self.noise_shares if self.top_up else 0.0
+
     def local_figure(self, rounds: int = 0) -> Figure:
         """ε at δ against the server itself, where the clients add the noise, of T rounds, or of
         `rounds` where a run was resumed and asked for more.
 
-        A client's message carries N(0, (z C)²/s I) and moves by up to 2 C with its data: multiplier
-        z/(2 √s), without amplification, and for a client that is drawn in every round.
+        As `message_release`, without amplification, and for a client that is drawn in every round;
+        infinite with noise at the server, to which clients send all they have, or by a seed.
         """
         return spent([(self.local_release(), max(self.rounds, rounds))], self.delta, "rdp")
 
     def local_release(self) -> Release:
         """What one message, with one of s shares of the noise, tells the server of its client."""
-        return Release(self.noise_multiplier / (2 * math.sqrt(self.noise_shares)))
+        if self.noise_location == "server" or self.insecure_seed is not None:
+            return Release(0.0)
+        return message_release(self.noise_multiplier, self.noise_shares)
 
 
 def calibrated(plan: PrivacyPlan, epsilon: float) -> PrivacyPlan:

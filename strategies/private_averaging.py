@@ -1,12 +1,17 @@
-"""What the private strategies have in common: a bounded, noised sum with a fixed denominator."""
+"""DP-FedAvg with clipping (Das et al., Algorithm 1; Zhang et al., Algorithm 3), DP-NormFedAvg, that
+normalises in place of clipping (Das et al., Algorithm 2), and what both are: a bounded, noised sum
+with a fixed denominator.
 
-import logging
+Here is the server's half, the clients' is in `bounded_update.py`, and all numbers (q, m, r, C, z,
+s, T, δ) and whom they protect from whom in `privacy_plan.py`. Below these `noise.py` draws N(0, σ²)
+and `ledger.py` keeps on disk what all released models have cost together.
+"""
+
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack
 
-import numpy as np
 import torch
 from flwr.serverapp.strategy import Result
 
@@ -16,89 +21,96 @@ from blackthorn.settings.derived import noise_shares
 
 from . import bounding
 from .accounting import Figure
+from .adaptive_threshold import SLACK, Threshold
 from .aggregation import Aggregate
-from .aggregators import weighted_mean
+from .aggregation.mean import weighted_mean
 from .attestation import SentRule
 from .base import FederatedStrategy
-from .bounded_update import BoundedUpdate, ClipNorm, ClipUpdate
-from .bounding import NormBound
-from .claim_options import check_options
+from .bounded_update import BoundedUpdate, ClipUpdate, NormalizeUpdate
+from .bounding import ClipNorm, NormBound
+from .claim_options import check_mechanism, check_options, check_what_is_sent
 from .enrolment import Client
-from .entropy import Randomness, SeededRandomness, SystemRandomness
-from .layout import ModelLayout
-from .ledger import Ledger, mark_of
+from .global_model import ModelLayout
+from .ledger import Ledger
 from .local_rule import LocalRule
-from .noise import client_deviation, gaussian_noise, longest_noised, missing_share, on_grid
-from .options import StrategyOptions
+from .noise import (
+    Randomness,
+    SeededRandomness,
+    SystemRandomness,
+    client_deviation,
+    finite_sum,
+    gaussian_noise,
+    longest_noised,
+    on_grid,
+    signal_to_noise,
+)
+from .options import Denominator, StrategyOptions
+from .own_mechanism import check_published
 from .participation import CohortPlan
-from .privacy_plan import PrivacyPlan
+from .privacy_plan import ONLY_LOCAL, PrivacyPlan
 from .rounds import RoundContext, RunOver
-
-logger = logging.getLogger("blackthorn")
-
-
-class PrivateOptions(StrategyOptions, total=False):
-    """Those of every strategy, with the plan and the ledger."""
-
-    privacy: PrivacyPlan
-    ledger: Path | None
+from .run_state import RunState
+from .turns import Turns
 
 
 class PrivateAveraging(FederatedStrategy):
     """a_t = (1/r) [ Σ_{i ∈ S_t} g_i + N(0, (z C)² I) ], r = q m fixed, g_i bounded by C.
 
     `privacy` is the plan that sampler, mechanism and accountant share; its participation replaces
-    the base's. `ledger` is the file that holds what was spent (None: memory alone); it is written
-    before the noised model exists, and refused where no central figure is claimed. Every round is
-    charged and released, whoever answers: there is no quorum, no report of a client is used, and
-    under a claim none leaves the server.
+    the base's. `ledger` is the file of what was spent (None: memory alone), written before the
+    noised model exists. Every round is charged and released, whoever answers. `noises`: where
+    clients take turns, the folder of each round's noise and release, the same after a death.
+    `denominator` "replies", unclaimed: over the number of replies, not r (Zhang et al.).
 
-    Where the plan has the clients add the noise, claimed or not, a reply counts only if it attests
-    that it was added, with the plan's z and s.
-
-    With another aggregator the noise at the clients still protects each message from the server
-    (`local_figure`), but no central figure holds: the rule's sensitivity is not C/r.
-
-    Raises ValueError for options under which the plan's claim would be false.
+    Raises ValueError for options, and for classes with another mechanism, under which the plan's
+    claim would be false.
     """
 
-    # What a client does to its update, and the server again.
     bounded: type[BoundedUpdate] = ClipUpdate
+    # The kind of plan that says what is claimed of it.
+    plan_kind: type[PrivacyPlan] = PrivacyPlan
 
     def __init__(
         self,
         privacy: PrivacyPlan,
         *,
         ledger: Path | None = None,
+        noises: Path | None = None,
+        denominator: Denominator = "fixed",
         **options: Unpack[StrategyOptions],
     ) -> None:
         if "participation" in options:
             raise ValueError("participation is the privacy plan's: give it there")
         options.setdefault("num_clients", privacy.num_clients)
         options["participation"] = privacy.participation
-        check_options(privacy, options)
+        check_options(privacy, {**options, "denominator": denominator})
         super().__init__(**options)
         privacy.bound(self._rate.initial)
         self.privacy = privacy
         self._is_sum = self._aggregate is weighted_mean
+        privacy.check_figure(central=self._is_sum)
         # Under a claim nothing of the cohort leaves the server but the noised model.
         self.confidential = privacy.claim
         # Whether the clients add the noise: it cannot be seen in what they send.
-        self.needs_attestation = privacy.noise_location == "client"
-        if self._is_sum:
+        self.needs_attestation = privacy.drawn_by == "client"
+        self._denominator = denominator
+        if self._is_sum and denominator == "fixed":
             # None: a round that is skipped because few took part would tell how many did.
             self.quorum = 0
         # In what an entry of the clients' models is rounded at most; None: as the server's.
         self._sent_in: torch.dtype | None = None
         # Who was there when the run began, where ids are nodes'; None: ids have a place each.
         self._population: set[int] | None = None
-        self._ids_are_nodes = options.get("identity", "node") == "node"
-        if ledger is not None and not self.has_central_claim:
-            raise ValueError(
-                f"ledger = {ledger} is not allowed without a central claim: nothing would be "
-                "charged to it; omit it"
-            )
-        self.ledger = Ledger(privacy, ledger)
+        identity = options.get("identity", "node")
+        self._ids_are_nodes = identity == "node"
+        check_mechanism(privacy, self.bounded, ledger, is_sum=self._is_sum)
+        self.ledger = Ledger(privacy, ledger, charged=self.has_central_claim)
+        # None: a client may be in any round, and its noise is drawn anew.
+        self._turns = Turns(privacy, noises, identity) if privacy.groups > 1 else None
+        self._threshold = Threshold(privacy.clip_norm, privacy.adaptive, privacy.cohort_size)
+        # By which it is known whether anybody sets anything otherwise.
+        self._built = dict(vars(self))
+        check_published(self)
 
     @property
     def has_central_claim(self) -> bool:
@@ -107,7 +119,15 @@ class PrivateAveraging(FederatedStrategy):
 
     def figure(self) -> Figure | None:
         """What the released models have cost, earlier runs of the ledger included."""
+        check_published(self)
         return self.ledger.figure() if self.has_central_claim else None
+
+    def sentence(self) -> str:
+        """Who is protected from whom by `figure`, in words; else that nobody is, and why."""
+        check_published(self)
+        if self.privacy.claim and not self._is_sum:
+            return ONLY_LOCAL
+        return self.privacy.sentence(self.ledger.charges, given_weights=True)
 
     def local_figure(self) -> Figure | None:
         """The guarantee of one client's messages against the server itself.
@@ -115,20 +135,28 @@ class PrivateAveraging(FederatedStrategy):
         None with noise at the server, without a claim, and after `from_state` with a state that
         was not `counted`: nobody knows what the processes before it asked clients for.
         """
+        check_published(self)
         if not self.privacy.claim or self.privacy.noise_location == "server":
             return None
         if not self.knows_rounds_begun:
             return None
         return self.privacy.local_figure(self.rounds_begun)
 
-    def start(self, *arguments: Any, **options: Any) -> Result:
+    def start(self, *arguments: Any, from_state: RunState | None = None, **options: Any) -> Result:
         """As FederatedStrategy.start; the ledger is this run's alone until it returns.
 
-        Raises LedgerInUse, before any client is asked for anything, where another run has it.
+        Raises LedgerInUse, before any client is asked for anything, where another run has it, and
+        ValueError where `noises` is another run's.
         """
+        check_published(self)
         try:
+            if self._turns is not None:
+                if from_state is not None:
+                    # Which rounds are its own has to be known before their number is.
+                    self.restore_own(from_state.own)
+                self._turns.begin(self.ledger.run, anew=from_state is None)
             self.ledger.hold()
-            return super().start(*arguments, **options)
+            return super().start(*arguments, **{**options, "from_state": from_state})
         finally:
             self.ledger.close()
 
@@ -137,71 +165,62 @@ class PrivateAveraging(FederatedStrategy):
     def check_layout(self, layout: ModelLayout) -> None:
         """Under a claim nothing travels back that is not noised, and in full precision where
         clients draw the noise."""
-        if self.privacy.claim and layout.averaged:
-            raise ValueError(
-                "statistics = 'average' is not allowed under a privacy claim: "
-                f"{layout.averaged[0]!r} would leave the clients without noise; use 'server' or "
-                "'local'"
-            )
-        if self.privacy.noise_location == "client" and layout.is_half:
-            raise ValueError(
-                "a model in half precision is not allowed with noise at the clients: it would be "
-                "lost in rounding; send it as float32"
-            )
+        check_published(self)
+        check_what_is_sent(self.privacy, layout)
         self._sent_in = layout.coarsest
 
     def norm_bound(self, context: RoundContext) -> NormBound:
         """C in gradient units; with noise at the clients, what C plus a share of it may reach."""
         bound = self.clip_bound(context.local_lr)
-        if self.privacy.noise_location == "server":
-            return NormBound(bound)
         plan = self.privacy
+        if plan.noise_location == "server":
+            return NormBound(self._threshold.slack * bound)
         deviation = client_deviation(plan.noise_multiplier, bound, plan.noise_shares)
         return NormBound(longest_noised(bound, deviation, len(context.model)))
 
     def clip_bound(self, local_lr: float) -> float:
         """C in gradient units. Raises ValueError where float32 has no such bound."""
-        return self.privacy.bound(local_lr)
-
-    def constrain(self, updates: torch.Tensor, bound: float) -> torch.Tensor:
-        """g_i of every row of `updates` [K, d], no longer than `bound`."""
-        return self.bounded.constrain(updates, bound)
+        return self.privacy.bound(local_lr, self._threshold.clip_norm)
 
     def bound(self, updates: torch.Tensor, context: RoundContext) -> torch.Tensor:
         """The clients' bound, enforced again; noised messages only against the absurd."""
         if self.privacy.noise_location == "client":
             return bounding.clip(updates, self.norm_bound(context).norm)
-        return self.constrain(updates, self.clip_bound(context.local_lr))
+        return self.bounded.constrain(updates, self.clip_bound(context.local_lr))
 
     def on_enrolment(self, clients: Sequence[Client]) -> None:
-        """From now on the population, where ids are nodes'. Raises ValueError for more clients than
-        the plan's m, from which r is taken."""
+        """From now on the population, where ids are nodes'; with turns, of the whole run.
+
+        Raises ValueError for more clients than the plan's m, from which r is taken.
+        """
         if len(clients) > self.privacy.num_clients:
             raise ValueError(
                 f"{len(clients)} clients are not allowed: the privacy plan is for "
                 f"{self.privacy.num_clients}"
             )
         if self._ids_are_nodes:
-            self._population = {client.client_id for client in clients}
+            there = {client.client_id for client in clients}
+            self._population = there if self._turns is None else self._turns.population(there)
 
     def draw_cohort(self, clients: Sequence[int], context: RoundContext) -> CohortPlan:
         """By the plan, from the operating system's entropy.
 
         A node that comes when the run has begun is not asked, nor one that was restarted under
         another id: were there a place for it only where another client is not, that client's being
-        there would move the sum by both. Raises ValueError for a round after the plan's last, which
-        no figure would count.
+        there would move the sum by both. For a round whose release is on record nobody is asked;
+        of an open link the ledger knows first. Raises ValueError for a round after the plan's last.
         """
         server_round = context.server_round
-        if server_round > self.privacy.rounds:
-            raise ValueError(
-                f"round {server_round} is not allowed: the privacy plan is for "
-                f"{self.privacy.rounds}"
-            )
+        check_published(self)
+        self.privacy.check_rounds("round", server_round)
+        if self._turns is not None and self._turns.is_on_record(server_round):
+            return CohortPlan.of([])
+        if self.has_central_claim:
+            self.ledger.note_asked(replace(self.privacy.release(), link=self._registry.link))
         population = clients if self._population is None else self._population
         known = [client for client in clients if client in population]
         randomness = self._randomness(server_round, Stream.PRIVATE_PARTICIPATION)
-        return self.privacy.draw(known[: self.privacy.num_clients], randomness)
+        return self.privacy.draw(known[: self.privacy.num_clients], randomness, server_round)
 
     def local_rule(self, context: RoundContext) -> LocalRule:
         """The bound and, where the clients add the noise, z and in how many shares s.
@@ -210,23 +229,30 @@ class PrivateAveraging(FederatedStrategy):
         """
         bound, plan = self.clip_bound(context.local_lr), self.privacy
         if plan.noise_location == "server":
-            return self.bounded(bound)
+            return self.bounded(self._threshold.slack * bound)
         plan.check_resolution(context.model.to(self._sent_in), context.local_lr)
         return self.bounded(bound, plan.noise_multiplier, plan.noise_shares)
 
-    def check_rule(self, rule: LocalRule, context: RoundContext) -> None:
-        """Under a claim it is the plan's, with its C, z and s, whoever overrides `local_rule`."""
+    def check_rule(self, rule: LocalRule, context: RoundContext) -> LocalRule:
+        """Under a claim it is the plan's own, with its C, z and s, whoever overrides `local_rule`:
+        what another says of itself when it is looked at binds it to nothing."""
+        if not self.privacy.claim:
+            return rule
         due = PrivateAveraging.local_rule(self, context)
-        if self.privacy.claim and rule.sent != due.sent:
+        if rule.sent != due.sent:
             raise ValueError(
                 f"local_rule = {rule.sent} breaks the claim: by the privacy plan it is {due.sent}"
             )
+        return due
 
     @classmethod
     def configured_rule(cls, config: RunConfig, local_lr: float, asked: SentRule) -> LocalRule:
         """As `local_rule`; a z that the configuration leaves to the server, which has a budget, is
         the one asked for: a client checks it where it draws the noise."""
         bound = ClipNorm.of(config).in_gradient_units(local_lr)
+        if config.clip_quantile > 0:
+            # Where C has gone is the server's word, as it is what the clients' lengths made of it.
+            return cls.bounded(asked.numbers.get("bound", SLACK * bound))
         if config.noise_location == "server":
             return cls.bounded(bound)
         z = config.noise_multiplier or asked.numbers.get("noise-multiplier", 0.0)
@@ -245,27 +271,34 @@ class PrivateAveraging(FederatedStrategy):
         # In float64: a row that is rounded to float32 after it was bounded is longer than C, and
         # the closed form of the Gaussian has no room for that.
         bounded = self.bound(updates.double(), context)
-        self._charge()
         # Without a claim the clients' counts may set the weights; the noise is what it was.
-        shares = torch.full_like(weights, 1 / self.privacy.cohort_size)
+        shares = torch.full_like(weights, 1 / self._divisor(len(updates)))
         if self._weighting == "num-examples":
             shares = weights
-        total = torch.einsum("k,kd->d", shares, bounded)
-        if not bool(torch.isfinite(total).all()):
-            rows = torch.isfinite(bounded).all(dim=1, keepdim=True)
-            total = torch.einsum("k,kd->d", shares, bounded.where(rows, 0.0))
-        size = self.privacy.cohort_size
-        noise = self._noise(self._owed(len(updates)), context)
-        vector = total + (noise * self._roundings_owed(len(updates), context)) / size
-        vector = on_grid(vector, self._deviation(context) / size)
+
+        def noised() -> torch.Tensor:
+            vector = self._noised(bounded, shares, context)
+            bound = self.clip_bound(context.local_lr)
+            randomness = self._randomness(context.server_round, Stream.COUNT_NOISE)
+            return torch.cat([vector, self._threshold.noised_share(updates, bound, randomness)])
+
+        if self._turns is None:
+            self._charge()
+            released = noised()
+        else:
+            ledger = self.ledger if self.has_central_claim else None
+            released = self._turns.release(context, ledger, noised, self._charge)
+        vector = released[: len(context.model)]
+        self._tell(vector, len(updates), context)
+        self._threshold.follow(released[len(vector) :])
         kept = torch.ones(len(updates), dtype=torch.bool)
         return Aggregate(vector.to(updates.dtype), shares, kept, 0)
 
     def own_values(self) -> dict[str, Any]:
-        """Which ledger it is, what it holds at least, and which run charges it: another must not
-        take its place.
-        """
-        return {"ledger": self.ledger.mark()}
+        """Which ledger it is, what it holds at least, and which run charges it: no other may
+        take its place."""
+        turns = {} if self._turns is None else self._turns.values(self._round)
+        return {"ledger": self.ledger.mark(), **turns, **self._threshold.told()}
 
     def restore_own(self, values: Mapping[str, Any]) -> None:
         """Charge the ledger as the run that left `values`.
@@ -273,10 +306,10 @@ class PrivateAveraging(FederatedStrategy):
         Raises ValueError where the ledger is another one than when `values` were written, or
         does not hold all that it held then.
         """
-        try:
-            self.ledger.require(mark_of(values))
-        except ValueError as error:
-            raise ValueError(f"this ledger is not the run's: {error}; put its own back") from None
+        self.ledger.go_on(values)
+        if self._turns is not None:
+            self._turns.restore(values)
+        self._threshold.restore(values)
 
     def rounds_allowed(self, num_rounds: int, done: int, model: torch.Tensor) -> int:
         """As many as the plan's T and the budget allow.
@@ -284,95 +317,84 @@ class PrivateAveraging(FederatedStrategy):
         Raises ValueError for more rounds than planned, where nothing is left of the budget for a
         run that has had none, and for a rate at which the clients' models cannot carry their noise.
         """
-        if num_rounds > self.privacy.rounds:
-            raise ValueError(
-                f"num_rounds = {num_rounds} is not allowed: the privacy plan is for "
-                f"{self.privacy.rounds}"
-            )
+        self.privacy.check_rounds("num_rounds =", num_rounds)
         if done < num_rounds:
             last = self._rate.at_least(num_rounds)
             self.privacy.check_resolution(model.to(self._sent_in), last)
         if not self.has_central_claim or done >= num_rounds:
             return num_rounds
-        left = self.ledger.rounds_allowed(self.privacy.release(), num_rounds - done)
-        allowed = done + left
-        if allowed == 0:
-            raise ValueError(
-                f"max_epsilon = {self.privacy.max_epsilon:g} is not allowed: even one more round "
-                f"would pass it ({self.ledger.rounds} are in the ledger)"
-            )
-        if allowed < num_rounds:
-            logger.warning(
-                "max_epsilon = %g ends the run after %d of %d rounds",
-                self.privacy.max_epsilon,
-                allowed,
-                num_rounds,
-            )
-        return allowed
+        return self.ledger.last_round(self.privacy.release(), done, num_rounds)
 
     # The mechanism.
 
-    def _owed(self, replies: int) -> float:
-        """The share of the variance (z C)² that the server adds: what the clients' messages did
-        not bring, and one share more, whoever answered.
+    def _noised(
+        self, bounded: torch.Tensor, shares: torch.Tensor, context: RoundContext
+    ) -> torch.Tensor:
+        """The noised sum [d], float64, over the divisor, of bounded updates [K, d]."""
+        total = finite_sum(bounded, shares)
+        size = self._divisor(len(bounded))
+        noised = total + self._noise(self.privacy.owed(len(bounded)), context) / size
+        return on_grid(noised, self._deviation(context) / size)
 
-        Clients' models are rounded, so that their sum lies on a lattice, and where they alone bring
-        the noise the last bits of the new model tell that everybody has answered. A share, four
-        roundings wide at least (`check_resolution`), leaves no lattice.
-        """
-        if self.privacy.noise_location == "server":
-            return 1.0
-        # Only where nothing is claimed is there no top-up.
-        missing = missing_share(self.privacy.noise_shares, replies)
-        return missing + 1 / self.privacy.noise_shares if self.privacy.top_up else 0.0
+    def _tell(self, vector: torch.Tensor, replies: int, context: RoundContext) -> None:
+        """Of what was released alone."""
+        deviation = self._deviation(context) * self.privacy.noise_in_round(context.server_round)
+        deviation /= self._divisor(replies)
+        self.told = {**signal_to_noise(vector, deviation), **self._threshold.told()}
 
-    def _roundings_owed(self, replies: int, context: RoundContext) -> torch.Tensor | float:
-        """By how much the server's noise is longer [d] where clients did not answer, whose rounding
-        of their models, h_j²/12 for each, would show in the noise's size by its absence."""
-        plan = self.privacy
-        owed = plan.noise_shares - replies
-        if plan.noise_location == "server" or not plan.top_up or owed <= 0:
-            return 1.0
-        steps = torch.from_numpy(np.spacing(context.model.to(self._sent_in).abs().numpy()))
-        rounded = (steps.double() / context.local_lr).square() * (owed / 12)
-        added = self._deviation(context) ** 2 * self._owed(replies)
-        return torch.sqrt(1 + rounded / added) if added > 0 else 1.0
+    def _divisor(self, replies: int) -> float:
+        """r, fixed beforehand, or the number of replies (at least one: quorum)."""
+        return self.privacy.cohort_size if self._denominator == "fixed" else max(1, replies)
 
     def _charge(self) -> None:
         if not self.has_central_claim:
             return
-        release = replace(
-            self.privacy.release(), link="apart" if self._registry.kept_apart else "open"
-        )
+        release = replace(self.privacy.release(), link=self._registry.link)
         if not self.ledger.allows(release):
             raise RunOver("the round would pass max_epsilon and is withheld")
         self.ledger.charge(release)
 
     def _noise(self, share: float, context: RoundContext) -> torch.Tensor:
-        dimension = len(context.model)
-        if share == 0:
-            return torch.zeros(dimension, dtype=torch.float64)
-        deviation = self._deviation(context) * share**0.5
+        """Noise [d] with the `share` of the variance (z C)²."""
+        dimension, deviation = len(context.model), self._deviation(context)
         randomness = self._randomness(context.server_round, Stream.SERVER_NOISE)
-        return gaussian_noise((dimension,), deviation, randomness, torch.float64)
+        if self._turns is None:
+            noise = gaussian_noise((dimension,), deviation, randomness, torch.float64)
+        else:
+            fresh = gaussian_noise((dimension,), 1.0, randomness, torch.float64)
+            noise = self._turns.noise(context.server_round, fresh) * deviation
+        return noise * share**0.5
 
     def _deviation(self, context: RoundContext) -> float:
         """z C: of the noise on a round's sum."""
-        return self.privacy.noise_multiplier * self.clip_bound(context.local_lr)
+        return self.privacy.update_multiplier * self.clip_bound(context.local_lr)
 
     def _combine_robustly(
         self, bounded: torch.Tensor, weights: torch.Tensor, context: RoundContext
     ) -> Aggregate:
-        generator = self._generator(Stream.RULE, context.server_round)
-        aggregate = self._aggregate(bounded, weights, generator)
+        aggregate = self._aggregate(bounded, weights, self._of_rule(context))
         if self.privacy.noise_location == "client":
             return aggregate
-        noise = self._noise(1.0, context) / self.privacy.cohort_size
-        vector = (aggregate.vector + noise).to(bounded.dtype)
-        return Aggregate(vector, aggregate.weights, aggregate.survivors, aggregate.iterations)
+        noise = self._noise(1.0, context) / self._divisor(len(bounded))
+        return replace(aggregate, vector=(aggregate.vector + noise).to(bounded.dtype))
 
     def _randomness(self, server_round: int, stream: Stream) -> Randomness:
         seed = self.privacy.insecure_seed
         if seed is None:
             return SystemRandomness()
         return SeededRandomness(stream, seed, server_round)
+
+
+class DPFedAvg(PrivateAveraging):
+    """w ← w − η_g η_l v, v ← β v + (1/r) [ Σ clip(u_i, C) + N(0, (z C)² I) ].
+
+    In gradient units (Das et al.) or, with ClipNorm(c, "parameter"), CE-FedAvg's (Zhang et al.).
+    """
+
+    bounded = ClipUpdate
+
+
+class DPNormFedAvg(PrivateAveraging):
+    """w ← w − η_g η_l v, v ← β v + (1/r) [ Σ C u_i/‖u_i‖ + N(0, (z C)² I) ], norm(0) = 0."""
+
+    bounded = NormalizeUpdate

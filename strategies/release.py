@@ -1,10 +1,14 @@
 """What a round releases, as inert data: accountants interpret it."""
 
+import math
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Literal
 
-Link = Literal["apart", "open", "unknown"]
+# From the most closed to the least.
+Link = Literal["apart", "unknown", "open", "plain"]
+# Over these others saw what a client sent.
+SEEN: tuple[Link, ...] = ("open", "plain")
 
 # What no ledger takes for a run's: more rounds or clients, or a lower rate.
 MOST = 10**12
@@ -42,7 +46,12 @@ class Release:
     shares that clients drew, each of whom knows its own; None: they drew none; "unknown": an
     earlier version left it out of its ledger, and they may have. `link`: whether what stands
     between server and clients keeps from each what another sends ("apart"), or does not ("open": a
-    SuperLink without Blackthorn's guard); "unknown": an earlier version did not ask.
+    SuperLink without Blackthorn's guard; "plain": a port without TLS that others reach, at which
+    whoever is on the way reads it); "unknown": an earlier version did not ask. `groups` = b:
+    clients take turns in b groups, so that of n such releases of a run one after the other a client
+    is in ⌈n/b⌉ at most, and these are charged. `concentrated`: the noise is not Gaussian, and no
+    more is known of it than that it is ½/z²-concentrated differentially private, which RDP takes
+    alone.
 
     Raises ValueError for values out of range.
     """
@@ -52,6 +61,8 @@ class Release:
     drawn: tuple[int, int] | None = None
     shares: int | Literal["unknown"] | None = None
     link: Link = "apart"
+    groups: int = 1
+    concentrated: bool = False
 
     @property
     def covers_clients(self) -> bool:
@@ -74,6 +85,18 @@ class Release:
                 f"a cohort of {self.drawn[0]} of {self.drawn[1]} clients is not allowed: "
                 "from 1 to all of them"
             )
+        whole("groups", self.groups)
+        if self.groups > 1 and (self.sample_rate < 1 or self.drawn is not None):
+            raise ValueError(
+                f"groups = {self.groups} is not allowed with clients that are drawn: those that "
+                "take turns are all asked"
+            )
+
+
+def message_release(noise_multiplier: float, shares: int) -> Release:
+    """What one client's message, with one of s shares of the noise z, tells the server of all its
+    data: it carries N(0, (z C)²/s I) and moves by up to 2 C, so that the multiplier is z/(2 √s)."""
+    return Release(noise_multiplier / (2 * math.sqrt(shares)))
 
 
 Charge = tuple[Release, int]

@@ -5,7 +5,6 @@
 Between the steps goes a frozen RoundContext, which each gives to the next one knowing more.
 """
 
-import logging
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -18,27 +17,24 @@ from flwr.app import ArrayRecord, Message, MessageType
 
 from blackthorn.flower_port.transports import Enough, Transport
 from blackthorn.randomness import Stream, generator_of
-from blackthorn.settings.algorithm_options import read_options
 from blackthorn.settings.catalogue import Facts
-from blackthorn.settings.config import RunConfig
+from blackthorn.settings.config import RunConfig, read_options
 from blackthorn.settings.declaration import KeyGroup
 from blackthorn.wire import MEMORY, SAMPLE_EPSILON, UPDATE_NORM
 
-from .aggregation import Aggregate
+from .aggregation import Aggregate, RoundOfRule
 from .aggregators import Aggregator
 from .array_codec import encode
 from .attestation import Attestation, SentRule
 from .bounding import NormBound
 from .enrolment import Client, ClientRegistry
-from .global_model import GlobalModel, ServerStep
-from .layout import ModelLayout
-from .local_rule import LocalRule, how_to_attest
+from .global_model import GlobalModel, ModelLayout, ServerStep
+from .local_rule import LocalRule
 from .messages import Asked, content_of_round, write_messages
 from .participation import CohortPlan, Participation, send_order
+from .release import real
 from .reports import RoundReport
 from .screening import Contribution, Screened, Screening
-
-logger = logging.getLogger("blackthorn")
 
 
 @dataclass(frozen=True)
@@ -66,6 +62,11 @@ class RunOver(ValueError):
     """The round leaves the model as it was, and no other one follows; the message says why."""
 
 
+class ModelKept(ValueError):
+    """The round leaves the model as it was, because it was for something else; the message says
+    for what."""
+
+
 class RoundHooks:
     """What an algorithm may change of a run: it overrides these, and nothing of the flow.
 
@@ -89,6 +90,9 @@ class RoundHooks:
         self._aggregate = aggregator
         self._participation = participation
         self._seed = seed
+        # Numbers of the round that was combined last, for whoever is told its metrics: of what is
+        # released alone.
+        self.told: Mapping[str, float] = {}
 
     @classmethod
     def configured_rule(cls, config: RunConfig, local_lr: float, asked: SentRule) -> LocalRule:
@@ -147,9 +151,23 @@ class RoundHooks:
         """What every client does in the round, whoever else does."""
         return LocalRule()
 
-    def check_rule(self, rule: LocalRule, context: RoundContext) -> None:
-        """Called before the `rule` is sent, which `local_rule` gave. Raises ValueError where it is
-        not the one of which something is claimed."""
+    def check_rule(self, rule: LocalRule, context: RoundContext) -> LocalRule:  # noqa: ARG002
+        """The rule that is sent, of the `rule` that `local_rule` gave. Raises ValueError where it
+        is not the one of which something is claimed."""
+        return rule
+
+    def gather(
+        self,
+        transport: Transport,
+        asked: Asked,
+        context: RoundContext,  # noqa: ARG002
+        screening: Screening,
+        timeout: float,
+        enough: int | None,
+    ) -> Screened:
+        """What comes of the round's messages by its deadline: one exchange, every reply
+        screened."""
+        return collect(transport, asked, screening, timeout, enough, self._seed)
 
     def replies_needed(self, context: RoundContext) -> int:  # noqa: ARG002
         """Accepted replies below which this round leaves the model as it was."""
@@ -169,7 +187,8 @@ class RoundHooks:
         """One vector [d] from the round's updates [K, d], still unbounded, and weights [K].
 
         The weights are float64 and sum to 1. Raises ValueError where the rule's guarantee does not
-        hold: the round is skipped; RunOver where the run is to end with it, too.
+        hold: the round is skipped; RunOver where the run is to end with it, too, ModelKept where
+        the round was for something else than a step.
         """
         return self.aggregate(updates, weights, context)
 
@@ -179,12 +198,16 @@ class RoundHooks:
         """The rule on bounded updates, without noise and whatever else a system adds: what an
         attacker who knows the configuration can compute. As `combine`."""
         bounded = self.bound(updates, context)
-        return self._aggregate(bounded, weights, self._generator(Stream.RULE, context.server_round))
+        return self._aggregate(bounded, weights, self._of_rule(context))
 
     def on_aggregate(self, vector: torch.Tensor, local_lr: float) -> torch.Tensor:  # noqa: ARG002
         """What the server steps along in place of the aggregate [d], and of it alone: under a claim
         it is noised, and who took part is not to be told."""
         return vector
+
+    def _of_rule(self, context: RoundContext) -> RoundOfRule:
+        generator = self._generator(Stream.RULE, context.server_round)
+        return RoundOfRule(context.server_round, context.local_lr, context.model, generator)
 
     def _generator(self, stream: Stream, server_round: int) -> np.random.Generator:
         return generator_of(stream, self._seed, server_round)
@@ -194,15 +217,18 @@ def plan_round(
     hooks: RoundHooks,
     server_round: int,
     local_lr: float,
-    model: torch.Tensor,
+    model: GlobalModel,
     clients: Sequence[int],
 ) -> RoundContext:
     """Participation: who of the `clients` takes part in the round, and what they are to do."""
-    context = RoundContext(server_round, local_lr, model, tuple(clients))
+    # Python's own float: one of a class of somebody's may be another whenever it is asked.
+    rate = real("local rate", local_lr)
+    context = RoundContext(server_round, rate, model.current, tuple(clients))
     context = replace(context, cohort=hooks.draw_cohort(clients, context))
-    rule = hooks.local_rule(context)
-    hooks.check_rule(rule, context)
-    attested = Attestation(rule.sent, server_round) if hooks.needs_attestation else None
+    rule = hooks.check_rule(hooks.local_rule(context), context)
+    # What is each client's own nobody else can keep.
+    is_attested = hooks.needs_attestation or bool(model.layout.local)
+    attested = Attestation(rule.sent, server_round) if is_attested else None
     return replace(context, rule=rule, attested=attested)
 
 
@@ -284,7 +310,7 @@ def close_round(
         weights = context.cohort.weights(context.accepted, examples)
         _update_model(hooks, context, screened, weights, model, step, report)
     # The observers' own: what they do to it changes nothing.
-    report.model = model.current.clone()
+    report.model, report.statistics = model.current.clone(), model.named_statistics()
     return report
 
 
@@ -301,8 +327,10 @@ def _measure(
     report.sample_epsilons = _claimed(screened.contributions, SAMPLE_EPSILON)
     bound = hooks.norm_bound(context)
     report.norm_bound = bound.norm
-    over = bound.exceeded(screened.updates, context.model, context.local_lr, precision).tolist()
-    report.over_bound = [c for c, is_over in zip(context.accepted, over, strict=True) if is_over]
+    if bound.norm < math.inf:
+        over = bound.exceeded(screened.updates, context.model, context.local_lr, precision)
+        accepted = zip(context.accepted, over.tolist(), strict=True)
+        report.over_bound = [client for client, is_over in accepted if is_over]
 
 
 def _claimed(contributions: Mapping[int, Contribution], key: str) -> dict[int, float]:
@@ -328,6 +356,7 @@ def _update_model(
     try:
         aggregate = hooks.combine(screened.updates, weights, context)
         combined = time.monotonic()
+        report.told = dict(hooks.told)
         vector = hooks.on_aggregate(aggregate.vector, context.local_lr)
         if vector.shape != context.model.shape:
             raise ValueError(
@@ -336,7 +365,8 @@ def _update_model(
             )
         model.step(step, vector, context.local_lr)
     except ValueError as error:
-        report.skipped = f"the updates cannot be aggregated: {error}"
+        meant = isinstance(error, ModelKept)
+        report.skipped = str(error) if meant else f"the updates cannot be aggregated: {error}"
         report.ends_run = isinstance(error, RunOver)
         report.seconds["aggregation"] = time.monotonic() - began
         return
@@ -357,41 +387,3 @@ def _kept(aggregate: Aggregate) -> np.ndarray:
     kept = aggregate.survivors.numpy().astype(np.float64)
     weights = kept * np.nan_to_num(aggregate.weights.numpy()).clip(min=0.0)
     return weights if weights.sum() > 0 else kept
-
-
-class LossLog:
-    """Says in the log who was rejected and why; of a confidential round only at level DEBUG."""
-
-    def __init__(self) -> None:
-        self._told_of_silence = False
-
-    def note(self, report: RoundReport, attested: Attestation | None) -> None:
-        """Log a round's losses; `attested` is what its replies had to hold."""
-        level = logging.DEBUG if report.confidential else logging.WARNING
-        for lost in report.rejected:
-            told = (report.server_round, lost.client, lost.reason)
-            logger.log(level, "round %d: client %d rejected: %s", *told)
-        if report.skipped:
-            told_of_round = (report.server_round, report.skipped)
-            logger.log(level, "round %d left the model as it was: %s", *told_of_round)
-        if report.confidential and report.invited and not report.accepted:
-            self._tell_of_silence(report, attested)
-
-    def _tell_of_silence(self, report: RoundReport, attested: Attestation | None) -> None:
-        """Once in a run that nobody counted in a round, without a name or a client's words."""
-        if self._told_of_silence:
-            return
-        self._told_of_silence = True
-        needed = (
-            f", and none would that does not attest {attested.rule}: {how_to_attest(attested.rule)}"
-            if attested
-            else ""
-        )
-        left = "stays as it was" if report.skipped else "moves by noise alone"
-        logger.warning(
-            "round %d: no reply counts%s. The model %s. This is said once; who was rejected and "
-            "why is logged at level DEBUG, for the operator alone",
-            report.server_round,
-            needed,
-            left,
-        )

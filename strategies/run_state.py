@@ -13,8 +13,9 @@ import numpy as np
 from .reports import RoundReport
 
 _NAMED = 5
-# Before the names of an algorithm's own arrays.
+# Before the names of an algorithm's own arrays, and of the entries of a mean over the iterates.
 OWN = "own-"
+MEAN = "mean-"
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,8 @@ class RunState:
 
     Arrays: "model" w_{t+1} [d], "velocity" v_t [d] where there is momentum, and "output" [d], the
     iterate to hand out, where that is another one; those of the algorithm, after OWN. In the
-    strategy's precision.
+    strategy's precision. The mean of the iterates, where it is handed out, entry by entry after
+    MEAN, in float64.
     """
 
     server_round: int
@@ -47,8 +49,15 @@ class RunState:
         return cls(server_round, {**arrays, **vectors}, {**values, "own": others})
 
     def arrays_of_run(self) -> dict[str, np.ndarray]:
-        """The arrays but for the algorithm's own."""
-        return {name: array for name, array in self.arrays.items() if not name.startswith(OWN)}
+        """The arrays but for the algorithm's own and the means."""
+        return {
+            name: array for name, array in self.arrays.items() if not name.startswith((OWN, MEAN))
+        }
+
+    def means(self) -> dict[str, np.ndarray]:
+        """The mean of the iterates, by entry; empty where none is kept."""
+        named = {name: array for name, array in self.arrays.items() if name.startswith(MEAN)}
+        return {name.removeprefix(MEAN): array for name, array in named.items()}
 
     @property
     def own(self) -> dict[str, Any]:

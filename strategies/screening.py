@@ -20,8 +20,8 @@ from blackthorn.wire import ATTESTED, NUM_EXAMPLES, RULE
 
 from .array_codec import NUMPY, HeldArray, read_header
 from .attestation import Attestation
-from .global_model import GlobalModel
-from .layout import VARIANCE, ModelLayout
+from .global_model import GlobalModel, ModelLayout
+from .layout import VARIANCE
 from .local_rule import how_to_attest
 
 MAX_EXAMPLES = 10**12
@@ -150,13 +150,14 @@ class Screening:
             row = self._rows[self._places[delivery.client]]
             return screen_reply(delivery.message, self._model, self._local_lr, row, self._attested)
         except RejectedReply as rejection:
-            return Rejection(delivery.client, one_line(str(rejection)), _replied(delivery))
+            return Rejection(delivery.client, one_line(str(rejection)), replied(delivery))
         except Exception as error:  # what screening did not think of must not end the round
             reason = f"the reply cannot be read: {type(error).__name__}: {error}"
             return Rejection(delivery.client, one_line(reason))
 
 
-def _replied(delivery: Delivery) -> bool:
+def replied(delivery: Delivery) -> bool:
+    """Whether there was a reply of the client's own at all."""
     message = delivery.message
     if message is None:
         return delivery.problem not in (LATE, UNSENT, UNFINISHED)

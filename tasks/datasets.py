@@ -16,13 +16,21 @@ from torch import Tensor
 from blackthorn.installation import needing
 
 DATA_DIR_VARIABLE = "BLACKTHORN_DATA_DIR"
-TORCHVISION_NAMES = {"mnist": "MNIST", "fashion-mnist": "FashionMNIST", "cifar10": "CIFAR10"}
+TORCHVISION_NAMES = {
+    "mnist": "MNIST",
+    "fashion-mnist": "FashionMNIST",
+    "emnist": "EMNIST",
+    "cifar10": "CIFAR10",
+}
+# What else a data set's class is told: of EMNIST its digits, 240 000 for training.
+_ARGUMENTS = {"emnist": {"split": "digits"}}
 DATASET_NAMES = ("digits", *TORCHVISION_NAMES)
 # What an example is, and its label, is known before a data set is loaded.
 INPUT_SHAPES = {
     "digits": (1, 8, 8),
     "mnist": (1, 28, 28),
     "fashion-mnist": (1, 28, 28),
+    "emnist": (1, 28, 28),
     "cifar10": (3, 32, 32),
 }
 NUM_CLASSES = 10
@@ -67,7 +75,8 @@ class Dataset:
 
 
 def load_dataset(name: str, data_dir: str = "") -> Dataset:
-    """Load ``digits``, ``mnist``, ``fashion-mnist`` or ``cifar10`` without touching the network.
+    """Load ``digits``, ``mnist``, ``fashion-mnist``, ``emnist`` (its digits, transposed as in its
+    files) or ``cifar10`` without touching the network.
 
     ``data_dir`` is the folder that torchvision calls root; "" falls back to the environment
     variable BLACKTHORN_DATA_DIR. ``digits`` needs no folder. A second call for the same data
@@ -118,9 +127,10 @@ def _load_torchvision(name: str, folder: str) -> Dataset:
         from torchvision import datasets
 
     dataset_class: Callable[..., Any] = getattr(datasets, TORCHVISION_NAMES[name])
+    arguments = _ARGUMENTS.get(name, {})
     try:
         train, test = (
-            _examples_of(dataset_class(folder, train=is_train, download=False))
+            _examples_of(dataset_class(folder, train=is_train, download=False, **arguments))
             for is_train in (True, False)
         )
     # The readers meet a damaged file with an assertion, a KeyError, a failed reshape, ...
@@ -145,9 +155,10 @@ def _examples_of(raw: Any) -> Examples:
 
 
 def _unavailable(name: str, folder: str, reason: str) -> DataUnavailable:
+    more = "".join(f", {key}='{value}'" for key, value in _ARGUMENTS.get(name, {}).items())
     code = (
         f"import torchvision; torchvision.datasets.{TORCHVISION_NAMES[name]}"
-        f"({json.dumps(folder)}, download=True)"
+        f"({json.dumps(folder)}{more}, download=True)"
     )
     return DataUnavailable(
         f"data set {name!r} is not to be had from {folder!r} ({reason}): "

@@ -73,6 +73,26 @@ class FlatModel:
         package = type(self.module).__module__.partition(".")[0]
         return self if package == __name__.partition(".")[0] else self.copy()
 
+    def holding(self, state_dict: Mapping[str, Tensor]) -> "FlatModel":
+        """The same function, which remembers nothing, with the buffers of a state_dict."""
+        buffers = dict(self.module.named_buffers())
+        if not buffers:
+            return self.forgetting()
+        copied = self.copy()
+        found = {name: state_dict[name] for name in buffers if name in state_dict}
+        copied.module.load_state_dict(found, strict=False)
+        return copied
+
+    def at(self, params: Tensor) -> nn.Module:
+        """A copy of the module, in evaluation mode, with w = ``params`` [d]."""
+        module: nn.Module = copy.deepcopy(self.module)
+        views = self.unflatten(params)
+        with torch.no_grad():
+            for name, parameter in module.named_parameters():
+                if name in views:
+                    parameter.copy_(views[name])
+        return module
+
     @property
     def device(self) -> torch.device:
         """Where the module's parameters are, and what it is given must be."""

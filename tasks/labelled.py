@@ -16,8 +16,9 @@ from blackthorn.tasks.datasets import (
     Examples,
     load_dataset,
 )
-from blackthorn.tasks.evaluation import evaluate
+from blackthorn.tasks.features import FEATURES, load_features
 from blackthorn.tasks.flat_model import FlatModel
+from blackthorn.tasks.losses import cross_entropy
 from blackthorn.tasks.models import build_model
 from blackthorn.tasks.partitions import partition
 from blackthorn.tasks.shards import ExampleShard
@@ -25,21 +26,38 @@ from blackthorn.tasks.task import EvaluationData
 
 OWN_DATA = "own-data"
 NATURAL = "natural"
-TASK_NAMES = (*DATASET_NAMES, OWN_DATA)
+TASK_NAMES = (*DATASET_NAMES, FEATURES, OWN_DATA)
 _DEFAULT_MODELS = {
     "digits": "mlp-32",
     "mnist": "mlp-25",
     "fashion-mnist": "logistic",
+    "emnist": "mlp-25",
     "cifar10": "cnn",
+    FEATURES: "logistic",
     OWN_DATA: "mlp-32",
 }
 
 ModuleBuilder = Callable[[str, tuple[int, ...], int, int], nn.Module]
 
 
-def cross_entropy(outputs: Tensor, y: Tensor) -> Tensor:
-    """Cross-entropy of logits [n, C] against labels int64 [n], example by example: [n]."""
-    return torch.nn.functional.cross_entropy(outputs, y, reduction="none")
+def evaluate(
+    model: FlatModel, params: Tensor, examples: Examples, batch_size: int = 4096
+) -> dict[str, float]:
+    """Mean loss and share of right labels of a model at w = ``params`` [d] over all the examples.
+
+    The largest of outputs [n, C] is the answer. Memory is that of one batch; sums are float64.
+
+    Raises ValueError where there are no examples.
+    """
+    if len(examples) == 0:
+        raise ValueError("there are 0 examples to evaluate on: at least 1 is needed")
+    correct, loss = 0, 0.0
+    with torch.no_grad():
+        for x, y in zip(examples.x.split(batch_size), examples.y.split(batch_size), strict=True):
+            outputs = model.outputs(params, x)
+            correct += int((outputs.argmax(dim=1) == y).sum())
+            loss += float(model.example_loss(outputs, y).sum(dtype=torch.float64))
+    return {"accuracy": correct / len(examples), "loss": loss / len(examples)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,6 +77,7 @@ class LabelledTask:
     num_classes: int
     usual_model: str
     natural: Sequence[np.ndarray] = ()
+    trusted: Examples | None = None
     builder: ModuleBuilder = build_model
     evaluation_batch: int = 4096
     evaluation_data: EvaluationData = "public"
@@ -88,7 +107,10 @@ class LabelledTask:
         Raises ValueError for what the examples cannot give.
         """
         if self.train is None:
-            raise ValueError(f"task {self.name!r} has no examples to deal: they are on the nodes")
+            raise ValueError(
+                f"task = {self.name} is not allowed in a simulation: the examples are on the "
+                "nodes; use blackthorn cluster"
+            )
         if config.partition == NATURAL:
             indices = self._natural_clients(config.num_clients)
         else:
@@ -128,13 +150,30 @@ def _partition(config: ProblemKeys, train: Examples) -> list[np.ndarray]:
 def load(config: ProblemKeys) -> LabelledTask:
     """The task that the run configuration names; see load_task."""
     task = load_task(config.task, config.data_dir, config.input_shape, config.num_classes)
+    task = _with_trusted(task, config.trusted_examples)
     return replace(task, builder=partial(build_model, variance=config.init_variance))
+
+
+def _with_trusted(task: LabelledTask, count: int) -> LabelledTask:
+    """``count`` of the test examples, evenly spaced, for the server to train on: it evaluates on
+    the others. Raises ValueError where there are not as many."""
+    if count == 0:
+        return task
+    total = 0 if task.test is None else len(task.test)
+    if task.test is None or count >= total:
+        raise ValueError(
+            f"trusted-examples is {count}: task {task.name!r} has {total} test examples, and needs "
+            "one to evaluate on"
+        )
+    chosen = np.arange(count) * total // count
+    others = np.setdiff1d(np.arange(total), chosen)
+    return replace(task, trusted=task.test.select(chosen), test=task.test.select(others))
 
 
 def load_task(
     name: str, data_dir: str = "", input_shape: str = "", num_classes: int = 0
 ) -> LabelledTask:
-    """The task of a data set (see load_dataset), or ``own-data``.
+    """The task of a data set (see load_dataset), ``features`` (see load_features) or ``own-data``.
 
     ``own-data`` needs ``input_shape`` such as "1,28,28" or "64", and ``num_classes`` >= 2; the
     others know theirs and accept no different value.
@@ -147,19 +186,25 @@ def load_task(
             raise ValueError(f"num-classes is {num_classes}: task 'own-data' needs at least 2")
         shape = parse_input_shape(input_shape)
         return LabelledTask(name, None, None, shape, num_classes, usual_model)
-    dataset = load_dataset(name, data_dir)
+    dataset = load_features(data_dir) if name == FEATURES else load_dataset(name, data_dir)
     if input_shape and parse_input_shape(input_shape) != dataset.input_shape:
         raise ValueError(
             f"input-shape is {input_shape!r}: task {name!r} has "
-            f"{','.join(map(str, dataset.input_shape))!r}, leave it empty"
+            f"{','.join(map(str, dataset.input_shape))!r}{_instead(name, 'leave it empty')}"
         )
     if num_classes not in (0, dataset.num_classes):
         raise ValueError(
-            f"num-classes is {num_classes}: task {name!r} has {dataset.num_classes}, leave it 0"
+            f"num-classes is {num_classes}: task {name!r} has {dataset.num_classes}"
+            f"{_instead(name, 'leave it 0')}"
         )
     return LabelledTask(
         name, dataset.train, dataset.test, dataset.input_shape, dataset.num_classes, usual_model
     )
+
+
+def _instead(name: str, otherwise: str) -> str:
+    """What to set: of features it has to be said, since clients are told without a look at them."""
+    return " in its files" if name == FEATURES else f", {otherwise}"
 
 
 def example_form(config: ProblemKeys) -> tuple[tuple[int, ...], int] | None:
@@ -168,7 +213,7 @@ def example_form(config: ProblemKeys) -> tuple[tuple[int, ...], int] | None:
     """
     if config.task in DATASET_NAMES:
         return INPUT_SHAPES[config.task], NUM_CLASSES
-    if config.task == OWN_DATA:
+    if config.task in (FEATURES, OWN_DATA):
         return parse_input_shape(config.input_shape), config.num_classes
     return None
 

@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from blackthorn.settings.own_code import is_own_code, own_function
+from blackthorn.settings.own_code import in_one_line, is_own_code, own_function
+from blackthorn.tasks.image_models import AlexNet, ResNet18
 from blackthorn.tasks.small_cnn.model import SmallCNN
 
-MODEL_NAMES = ("logistic", "mlp-H[-H...]", "cnn")
+MODEL_NAMES = ("logistic", "mlp-H[-H...]", "cnn", "alexnet", "resnet-18")
 _MLP = re.compile(r"mlp(-[1-9][0-9]{0,5})+")
 
 
@@ -163,12 +164,13 @@ def build_model(
 
     * ``logistic``: linear with bias, all zeros.
     * ``mlp-25``, ``mlp-200-100``, ...: hidden layers of these widths with ReLU.
-    * ``cnn``: SmallCNN, for inputs [C, H, W].
+    * ``cnn``: SmallCNN, ``alexnet`` and ``resnet-18``: those of tasks/image_models.py, for inputs
+      [C, H, W].
     * ``FILE.py:FUNCTION``: what that function makes of (input_shape, num_classes), initialised as
       it does, with torch's global generator seeded by ``seed`` and put back afterwards; clients
       are trained one after the other unless the module's attribute ``batching`` is "vmap".
 
-    Weights of ``mlp`` and ``cnn`` are N(0, ``variance``/fan_in), by default the law for ReLU
+    Weights of these but ``logistic`` are N(0, ``variance``/fan_in), by default the law for ReLU
     networks (He et al., 2015), from a generator of their own that is seeded by ``seed``; biases
     start at zero.
 
@@ -194,6 +196,10 @@ def _architecture(name: str, input_shape: tuple[int, ...], num_classes: int) -> 
     if _MLP.fullmatch(name):
         widths = [int(width) for width in name.split("-")[1:]]
         return Perceptron(math.prod(input_shape), widths, num_classes)
+    if name == "alexnet":
+        return AlexNet(input_shape, num_classes)
+    if name == "resnet-18":
+        return ResNet18(input_shape, num_classes)
     if name == "cnn":
         if len(input_shape) != 3 or min(input_shape[1:]) < 4:
             raise ValueError(
@@ -201,21 +207,17 @@ def _architecture(name: str, input_shape: tuple[int, ...], num_classes: int) -> 
                 "(channels, height, width) with height and width of at least 4"
             )
         return SmallCNN(input_shape, num_classes)
-    raise ValueError(f"model {name!r} is unknown: allowed are {', '.join(MODEL_NAMES)}")
+    known = ", ".join((*MODEL_NAMES, "your own FILE.py:NAME"))
+    raise ValueError(f"model {name!r} is unknown: allowed are {known}")
 
 
 def _own_model(name: str, input_shape: tuple[int, ...], num_classes: int, seed: int) -> nn.Module:
     build = own_function(name)
-    try:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            module = build(input_shape, num_classes)
-            logits = _outputs(module, torch.zeros(2, *input_shape))
-    except Exception as error:
-        raise ValueError(
-            f"model = {name} is not allowed: it fails on inputs of shape {tuple(input_shape)}: "
-            f"{type(error).__name__}: {error}"
-        ) from error
+    blamed = f"model = {name}, on inputs of shape {tuple(input_shape)},"
+    with torch.random.fork_rng(devices=[]), in_one_line(blamed):
+        torch.manual_seed(seed)
+        module = build(input_shape, num_classes)
+        logits = _outputs(module, torch.zeros(2, *input_shape))
     if not isinstance(module, nn.Module) or tuple(logits.shape) != (2, num_classes):
         raise ValueError(
             f"model = {name} is not allowed: it must be a torch.nn.Module from inputs [n, "

@@ -1,14 +1,25 @@
 """A run's learning problem: the task, its model, and who holds which examples."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
+from blackthorn.settings.derived import chain_seed
+from blackthorn.settings.keys import Keys
 from blackthorn.settings.keys.problem import ProblemKeys
 from blackthorn.settings.own_code import guarded_function, is_own_code
-from blackthorn.tasks import bayes_linear, labelled, least_squares, quadratic_noise, shakespeare
+from blackthorn.tasks import (
+    bayes_linear,
+    labelled,
+    least_squares,
+    own_project,
+    quadratic_noise,
+    shakespeare,
+)
 from blackthorn.tasks.flat_model import FlatModel
+from blackthorn.tasks.initial_model import load_weights
 from blackthorn.tasks.shards import ExampleShard, Shard, with_flipped_labels
 from blackthorn.tasks.task import Task, torch_dtype
 
@@ -18,6 +29,7 @@ _LOADERS: dict[str, Callable[[ProblemKeys], Task]] = {
     "quadratic-noise": quadratic_noise.load,
     "least-squares": least_squares.load,
     "bayes-linear": bayes_linear.load,
+    "own-project": own_project.load,
 }
 TASK_NAMES = tuple(_LOADERS)
 _OF_A_TASK = (
@@ -54,6 +66,17 @@ class Problem:
             )
         return self.shards()[client_id]
 
+    def evaluate(self, state: Mapping[str, torch.Tensor]) -> dict[str, float]:
+        """The task's metrics of the model in a state_dict, its statistics included."""
+        return self.task.evaluate(self.model.holding(state), self.model.flatten(state))
+
+    def measure(self, state: Mapping[str, torch.Tensor], held_out: Any) -> dict[str, float]:
+        """Those on a node's own held-out examples."""
+        model, params = self.model.holding(state), self.model.flatten(state)
+        if isinstance(self.task, own_project.OwnProject):
+            return self.task.measure(model, params, held_out)
+        return labelled.evaluate(model, params, held_out)
+
     def poisoned(self, shard: Shard, poison: str) -> Shard:
         """The shard of a client whose operator poisons it; "label-flip" is y -> C - 1 - y, and
         every other word leaves it as it is. Raises ValueError where there are no labels to flip.
@@ -65,13 +88,17 @@ class Problem:
         return with_flipped_labels(shard, self.task.num_classes)
 
 
-def load_problem(config: ProblemKeys) -> Problem:
-    """Load the task's data and build the initial model from the seed, in the run's dtype.
+def load_problem(config: Keys, *, at_client: bool = False) -> Problem:
+    """Load the task's data and build the initial model, in the run's dtype: from the seed, or with
+    the weights of `initial-model`, of which a client needs those alone that do not travel.
 
     Raises ValueError (DataUnavailable for absent data) with one line.
     """
     task = _own_task(config) if is_own_code(config.task) else _task(config)
-    module = task.module(config.model, config.seed).to(torch_dtype(config))
+    module = task.module(config.model, chain_seed(config))
+    if config.initial_model:
+        load_weights(module, config.initial_model, frozen_alone=at_client)
+    module.to(torch_dtype(config))
     return Problem(config, task, FlatModel(module, task.example_loss))
 
 

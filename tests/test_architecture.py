@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from blackthorn.settings.catalogue import ALGORITHMS, LOCAL_RULES, load
+from blackthorn.strategies import FederatedStrategy, LocalRule
+
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 # `FILE.py: NAME`, and names alone after "FILE.py: its row in".
@@ -86,3 +89,34 @@ def test_the_rooms_are_those_of_the_linter() -> None:
     assert block is not None
     rooms = [re.split(r" {2,}", line)[0] for line in block[1].splitlines()]
     assert rooms == layers
+
+
+# "| `name`, `name` | file ... |": the systems, and the files that the page says are enough.
+SYSTEMS = {
+    name: set(re.findall(r"`(strategies/[\w/]+\.py)", line))
+    for line in PAGE.splitlines()
+    if (row := re.match(r"\| ((?:`[a-z-]+`(?:, )?)+) \|", line)) and "`strategies/" in line
+    for name in re.findall(r"`([a-z-]+)`", row[1])
+}
+
+
+def files_of(kind: type, base: type) -> set[str]:
+    """Where a class is written, and the classes that it stands on below `base`."""
+    own = [one for one in kind.__mro__ if issubclass(one, base) and one is not base]
+    return {one.__module__.removeprefix("blackthorn.").replace(".", "/") + ".py" for one in own}
+
+
+@pytest.mark.parametrize("name", [name for name in ALGORITHMS if name != "model-clipping"])
+def test_a_system_is_in_at_most_three_files(name: str) -> None:
+    facts = ALGORITHMS[name]
+    # With noise ce-fedavg is dp-fedavg.
+    noised = facts.noised if facts.noised == facts.where else None
+    classes = [load(where) for where in (facts.where, noised) if where]
+    assert len(SYSTEMS[name]) <= 3
+    for kind in classes:
+        assert files_of(kind, FederatedStrategy) <= SYSTEMS[name]
+
+
+@pytest.mark.parametrize("rule", [name for name in LOCAL_RULES if name != LocalRule.name])
+def test_a_clients_half_is_in_a_file_of_its_system(rule: str) -> None:
+    assert files_of(load(LOCAL_RULES[rule]), LocalRule) <= set().union(*SYSTEMS.values())

@@ -29,6 +29,14 @@ def test_contributing_names_files_that_exist(repository: Path) -> None:
     assert [name for name in named if not (repository / name).exists()] == []
 
 
+def test_contributing_has_a_row_for_every_file_that_tests_share(repository: Path) -> None:
+    named = set(
+        re.findall(r"`(tests/harness/\w+\.py)`", (repository / "CONTRIBUTING.md").read_text())
+    )
+    there = (repository / "tests" / "harness").glob("*.py")
+    assert {path.relative_to(repository).as_posix() for path in there} == named
+
+
 def test_the_tests_on_the_newest_flower_are_there(repository: Path) -> None:
     asked = ("make", "-n", "test-newest-flower")
     said = subprocess.run(asked, cwd=repository, capture_output=True, text=True, check=True).stdout

@@ -17,9 +17,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from flower_simulation import RAY_START_FAILED, RAY_STARTS, simulating_superlink
+from flower_simulation import RAY_STARTS, ray_did_not_start, simulating_superlink
 from markdown_blocks import BadMarker, Block, blocks_of, other_test_of
 from rich.console import Console
+from warm_python import run_script
 
 from blackthorn.launch.cli import main
 from blackthorn.launch.commands.recipes import recipe_config
@@ -31,7 +32,7 @@ from blackthorn.strategies.reports import RoundReport
 ROOT = Path(__file__).resolve().parent.parent
 SECONDS = 1800
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-_SETTABLE = ("simulate", "cluster", "pilot", "audit")
+_SETTABLE = ("simulate", "cluster", "pilot", "audit", "sweep")
 
 
 def _all_blocks() -> list[Block]:
@@ -90,6 +91,13 @@ def _finished_run(folder: Path) -> None:
     _examples(folder)
 
 
+def _two_runs(folder: Path) -> None:
+    for name, rate in (("a", 0.1), ("b", 0.3)):
+        place = {"output-dir": str(folder / "runs" / name)}
+        options = {"num-server-rounds": 1, "report": False, "local-lr": rate, **place}
+        simulate(recipe_config(ROOT / "recipes" / "demo.toml", (), options), Console(quiet=True))
+
+
 def _examples(folder: Path) -> None:
     generator = np.random.default_rng(0)
     x = generator.random((20, 1, 8, 8), dtype=np.float32)
@@ -139,6 +147,7 @@ SETUPS: dict[str, Callable[[Path], None]] = {
     "dead-run": _dead_run,
     "posterior-runs": _posterior_runs,
     "finished-run": _finished_run,
+    "two-runs": _two_runs,
     "own-data": _own_data,
     "flower-project": _flower_project,
     "private-project": _private_project,
@@ -167,18 +176,9 @@ def _blackthorn(words: list[str], folder: Path, exit_code: int = 0) -> None:
     assert code == exit_code, f"blackthorn {shlex.join(words)}\n{printed.getvalue()}"
 
 
-def _run(command: list[str], folder: Path, exit_code: int = 0) -> None:
-    done = subprocess.run(
-        command,
-        cwd=folder,
-        env=_environment(folder),
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-        stdin=subprocess.DEVNULL,
-    )
-    said = f"{shlex.join(command)}\n{done.stdout}{done.stderr}"
-    assert done.returncode == exit_code, said
+def _python(words: list[str], folder: Path, exit_code: int = 0) -> None:
+    code, printed = run_script(words, folder, _environment(folder), SECONDS)
+    assert code == exit_code, f"python {shlex.join(words)}\n{printed}"
 
 
 def shell_commands(text: str) -> list[list[str]]:
@@ -208,18 +208,29 @@ def run_shell(block: Block, folder: Path) -> None:
         if program == "make":
             check_make(words)
         elif program == "blackthorn":
-            if words[0] in _SETTABLE:
-                words += [word for setting in block.settings for word in ("--set", setting)]
-            _blackthorn(words, folder, exit_code)
+            _blackthorn(_made_short(words, block), folder, exit_code)
         elif program == "flwr":
             run_flower([program, *words], block.settings, folder)
         elif program in ("python", "python3"):
-            _run([sys.executable, *words], folder, exit_code)
+            _python(words, folder, exit_code)
         else:
             pytest.fail(
                 f"{block.name}: nothing here knows how to run {program!r}; mark the block with "
                 "<!-- test: not run because ... --> if it cannot be run"
             )
+
+
+def _made_short(words: list[str], block: Block) -> list[str]:
+    """With the block's settings. Plots take most of so short a run: two pages' blocks have them. A
+    sweep's processes take longer to begin than it does here."""
+    settings = list(block.settings)
+    if words[0] == "simulate" and block.page not in ("README.md", "docs/report.md"):
+        settings.append("report=false")
+    if words[0] == "sweep":
+        words = [*words, "--processes", "1"]
+    if words[0] in _SETTABLE:
+        words = [*words, *(word for setting in settings for word in ("--set", setting))]
+    return words
 
 
 def run_flower(command: list[str], settings: tuple[str, ...], folder: Path) -> None:
@@ -234,8 +245,7 @@ def run_flower(command: list[str], settings: tuple[str, ...], folder: Path) -> N
         write_config({**read_recipe(recipe), **changes}, app / "recipes" / recipe.name)
     for attempt in range(RAY_STARTS):
         failure = _run_flower_once(command, app, folder / f"work-{attempt}")
-        # Ray gives its own server only a fixed time to come up, whatever else the machine does.
-        if RAY_START_FAILED not in failure:
+        if not ray_did_not_start(failure):
             break
     assert not failure, failure
 
@@ -261,7 +271,7 @@ def run_block(block: Block, folder: Path) -> None:
         epilogue = folder / "epilogue.py"
         after = epilogue.read_text(encoding="utf-8") if epilogue.exists() else ""
         (folder / "block.py").write_text(before + block.text + after, encoding="utf-8")
-        _run([sys.executable, "block.py"], folder, block.exit_code)
+        _python(["block.py"], folder, block.exit_code)
     elif block.language == "toml":
         tomllib.loads(block.text)
     elif block.language == "json":

@@ -14,7 +14,7 @@ from blackthorn.launch.federation.process_environment import write_secret
 from blackthorn.randomness import Stream
 from blackthorn.server_app.build import build_strategy
 from blackthorn.settings.config import make_config
-from blackthorn.strategies.entropy import SeededRandomness, SystemRandomness
+from blackthorn.strategies.noise import SeededRandomness, SystemRandomness
 from blackthorn.strategies.private_averaging import PrivateAveraging
 
 PACKAGES = (
@@ -39,10 +39,12 @@ OWN = (
 )
 # What claims and secrets hang on; what is not here must say that nothing does.
 PROTECTED = {
-    "strategies/entropy.py: _words",
+    "strategies/noise.py: _words",
     "strategies/private_averaging.py: PrivateAveraging._randomness",
     "client_app/private_update.py: _randomness",
     "client_app/dp_sgd.py: _randomness",
+    "secure_aggregation/key_agreement.py: system_bytes",
+    "secure_aggregation/masks.py: system_stream",
     "launch/federation/process_environment.py: write_secret",
     "launch/federation/certificates.py: make_authority",
     "launch/federation/certificates.py: make_server_certificate",
@@ -205,8 +207,8 @@ def test_secrets_are_long_enough(tmp_path: Path) -> None:
         "import torch\nx = torch.randn(3)",
         "from torch import randn\nx = randn(3)",
         "def f(w):\n    w.normal_()",
-        "from blackthorn.strategies.entropy import SystemRandomness\nx = SystemRandomness()",
-        "from .entropy import SeededRandomness\nx = SeededRandomness(1)",
+        "from blackthorn.strategies.noise import SystemRandomness\nx = SystemRandomness()",
+        "from .noise import SeededRandomness\nx = SeededRandomness(1)",
     ],
 )
 def test_nothing_that_makes_random_numbers_is_overlooked(tmp_path: Path, source: str) -> None:

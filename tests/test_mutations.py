@@ -1,6 +1,5 @@
 """Changes that would leave an algorithm or a figure wrong, each killed by a test that is there."""
 
-from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -17,7 +16,7 @@ import test_rounds
 import test_training
 import test_what_is_evaluated
 import torch
-from mutants import mutated
+from mutants import Killer, killed_by, mutated
 
 from blackthorn.attacks import vector_attacks
 from blackthorn.client_app import clientapp, node_data
@@ -35,57 +34,35 @@ from blackthorn.strategies import (
 )
 from blackthorn.tasks import datasets, labelled, shakespeare
 
-Killer = Callable[[Path], None]
-
-
-def _local_steps(folder: Path) -> None:
-    del folder
-    spec = test_training.SPECS["clipped-with-decay"]
-    test_training.test_clients_train_as_with_an_optimizer("logistic", spec, torch.float64, 1e-12)
+_local_steps = killed_by(
+    test_training.test_clients_train_as_with_an_optimizer,
+    *("logistic", test_training.SPECS["clipped-with-decay"], torch.float64, 1e-12),
+)
 
 
 def _plateau(gained: float, *, decays: bool) -> Killer:
     check = test_learning_rate.test_on_a_plateau_it_decays_where_the_gain_is_known_and_small
-    return lambda folder: check(gained, decays)  # noqa: ARG005
+    return killed_by(check, gained, decays)
 
 
-def _gained(folder: Path) -> None:
-    del folder
-    test_evaluation.test_the_server_evaluates_and_the_rate_follows()
+_gained = killed_by(test_evaluation.test_the_server_evaluates_and_the_rate_follows)
 
 
 def _tails(successes: int) -> Killer:
     check = test_audit.test_clopper_pearson_inverts_the_binomial_tests
-    return lambda folder: check(successes, 10)  # noqa: ARG005
+    return killed_by(check, successes, 10)
 
 
-def _halves(folder: Path) -> None:
-    del folder
-    test_audit.test_the_first_halves_choose_the_event_and_the_second_ones_count_it()
-
-
-def _baruch(folder: Path) -> None:
-    del folder
-    test_attacks.test_baruch_s_z_is_the_paper_s()
-
-
-def _kept_samples(folder: Path) -> None:
-    test_posterior_store.test_only_thinned_rounds_after_burn_in_that_moved_are_kept(folder)
-
-
-def _split_rhat(folder: Path) -> None:
-    del folder
-    test_posterior_diagnostics.test_a_drift_and_chains_apart_are_seen(41)
-
-
-def _steps_together(folder: Path) -> None:
-    del folder
-    test_clipping_strategies.test_pi_bounds_the_sum_of_its_steps()
-
-
-def _coordinates(folder: Path) -> None:
-    del folder
-    test_rounds.test_the_coordinates_of_rage_are_drawn_by_the_seed_and_the_round()
+_halves = killed_by(test_audit.test_the_first_halves_choose_the_event_and_the_second_ones_count_it)
+_baruch = killed_by(test_attacks.test_baruch_s_z_is_the_paper_s)
+_kept_samples = killed_by(
+    test_posterior_store.test_only_thinned_rounds_after_burn_in_that_moved_are_kept
+)
+_split_rhat = killed_by(test_posterior_diagnostics.test_a_drift_and_chains_apart_are_seen, 41)
+_steps_together = killed_by(test_clipping_strategies.test_pi_bounds_the_sum_of_its_steps)
+_coordinates = killed_by(
+    test_rounds.test_the_coordinates_of_rage_are_drawn_by_the_seed_and_the_round
+)
 
 
 GAINED = "gained < self.threshold"
@@ -94,16 +71,14 @@ HALVES = ("values[: len(values) // 2]", "values[len(values) // 2 :]")
 K_LAMBDA = "NormBound(self._local_steps * bound,"
 
 
-def _decaying_steps(folder: Path) -> None:
-    test_fed_langevin.test_a_run_with_decaying_steps_is_theorem_5_8_s(folder)
+_decaying_steps = killed_by(test_fed_langevin.test_a_run_with_decaying_steps_is_theorem_5_8_s)
+_missing_client = killed_by(
+    test_fed_langevin.test_a_round_with_a_missing_client_is_skipped_where_that_is_asked_for
+)
 
 
-def _missing_client(folder: Path) -> None:
-    del folder
-    test_fed_langevin.test_a_round_with_a_missing_client_is_skipped_where_that_is_asked_for()
-
-
-def _digits(folder: Path) -> None:
+def _digits(folder: Path, patch: pytest.MonkeyPatch) -> None:
+    del patch
     # They are kept in the process once they have been read.
     datasets._load_digits.cache_clear()
     try:
@@ -112,16 +87,11 @@ def _digits(folder: Path) -> None:
         datasets._load_digits.cache_clear()
 
 
-def _idx_files(folder: Path) -> None:
-    test_what_is_evaluated.test_idx_files_are_evaluated_on_t10k("mnist", folder)
-
-
-def _shakespeare(folder: Path) -> None:
-    test_what_is_evaluated.test_shakespeare_is_evaluated_on_the_folder_test(folder)
-
-
-def _own_data(folder: Path) -> None:
-    test_what_is_evaluated.test_a_node_is_evaluated_on_a_fifth_that_it_never_trains_on(folder)
+_idx_files = killed_by(test_what_is_evaluated.test_idx_files_are_evaluated_on_t10k, "mnist")
+_shakespeare = killed_by(test_what_is_evaluated.test_shakespeare_is_evaluated_on_the_folder_test)
+_own_data = killed_by(
+    test_what_is_evaluated.test_a_node_is_evaluated_on_a_fifth_that_it_never_trains_on
+)
 
 
 @pytest.mark.parametrize(
@@ -143,7 +113,13 @@ def _own_data(folder: Path) -> None:
         (evaluation, "accuracy - before", "before - accuracy", _gained),
         # An audit's bounds, and the halves of its runs.
         (auditing, "successes, trials - successes + 1", "successes + 1, trials", _tails(3)),
-        (auditing, "isf(tail, successes + 1", "isf(2 * tail, successes + 1", _tails(3)),
+        (auditing, "betainccinv(successes + 1", "betainccinv(successes", _tails(3)),
+        (
+            auditing,
+            "successes, tail) if successes < trials",
+            "successes, 2 * tail) if successes < trials",
+            _tails(3),
+        ),
         (auditing, "if successes else 0.0", "if successes > 3 else 0.0", _tails(3)),
         (auditing, "tail = (1 - confidence) / 2", "tail = 1 - confidence", _halves),
         (auditing, "tail)[0] - delta", "tail)[0]", _halves),
@@ -178,13 +154,18 @@ def _own_data(folder: Path) -> None:
         (datasets, "(labels == label)[2::5]", "(labels == label)[::5]", _digits),
         (datasets, "in (True, False)", "in (True, True)", _idx_files),
         (shakespeare, '_read_split(root / "test")', '_read_split(root / "train")', _shakespeare),
-        (clientapp, "params, client.held_out)", "params, client.shard.examples)", _own_data),
+        (clientapp, "client.held_out, message", "client.shard.examples, message", _own_data),
         (node_data, "ExampleShard(training)", "ExampleShard(examples)", _own_data),
     ],
 )
 def test_a_mutation_is_caught(
-    module: ModuleType, old: str, new: str, killer: Killer, tmp_path: Path
+    module: ModuleType,
+    old: str,
+    new: str,
+    killer: Killer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It is the test's own assertion that fails, and not the mutant's code."""
     with mutated(module, (old, new)), pytest.raises((AssertionError, pytest.fail.Exception)):
-        killer(tmp_path)
+        killer(tmp_path, monkeypatch)

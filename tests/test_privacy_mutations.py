@@ -1,103 +1,94 @@
 """Changes that would break a claim in silence, each killed by a test that was there for it."""
 
 import math
-from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+import test_adaptive_threshold
 import test_claim_and_link
 import test_disclosure
 import test_dp_sgd
 import test_generators
 import test_models_that_draw
+import test_noise_record
 import test_own_models_under_a_claim
 import test_resumed_spending
-from mutants import mutated
+import test_resumed_turns
+import test_turns
+from mutants import Killer, killed_by, mutated
 
 from blackthorn.client_app import clientapp, disclosure, dp_sgd, node_data, private_update
-from blackthorn.strategies import entropy, private_averaging
+from blackthorn.strategies import (
+    accounting,
+    adaptive_threshold,
+    enrolment_messages,
+    noise,
+    noise_record,
+    participation,
+    private_averaging,
+    turns,
+)
+from blackthorn.strategies.participation import FullParticipation
 
-Killer = Callable[[Path, pytest.MonkeyPatch], None]
-
-
-def _charge(folder: Path, patch: pytest.MonkeyPatch) -> None:
-    del folder, patch
-    test_dp_sgd.test_the_charge_is_the_other_librarys()
-
-
-def _step(folder: Path, patch: pytest.MonkeyPatch) -> None:
-    del folder, patch
-    test_dp_sgd.test_a_step_without_noise_is_the_sum_of_clipped_gradients_over_b("logistic", 7)
-
-
-def _noise(folder: Path, patch: pytest.MonkeyPatch) -> None:
-    del folder, patch
-    test_dp_sgd.test_the_noise_is_gaussian_and_of_the_size_that_is_charged("mlp-64")
-
-
-def _whatever_a_client_has(folder: Path, patch: pytest.MonkeyPatch) -> None:
-    del folder, patch
-    test_dp_sgd.test_noise_and_figure_are_the_same_whatever_a_client_has()
-
-
-def _batches(folder: Path, patch: pytest.MonkeyPatch) -> None:
-    del folder, patch
-    test_dp_sgd.test_an_example_is_in_a_batch_with_the_rate_and_on_its_own()
-
-
-def _empty_batches(folder: Path, patch: pytest.MonkeyPatch) -> None:
-    del folder, patch
-    test_dp_sgd.test_empty_batches_are_noised_all_the_same("logistic")
-
-
-def _not_finite(folder: Path, patch: pytest.MonkeyPatch) -> None:
-    del folder, patch
-    test_dp_sgd.test_an_example_without_a_finite_gradient_does_not_show(math.nan)
+_charge = killed_by(test_dp_sgd.test_the_charge_is_the_other_librarys)
+_step = killed_by(
+    test_dp_sgd.test_a_step_without_noise_is_the_sum_of_clipped_gradients_over_b, "logistic", 7
+)
+_noise = killed_by(test_dp_sgd.test_the_noise_is_gaussian_and_of_the_size_that_is_charged, "mlp-64")
+_whatever_a_client_has = killed_by(
+    test_dp_sgd.test_noise_and_figure_are_the_same_whatever_a_client_has
+)
+_batches = killed_by(test_dp_sgd.test_an_example_is_in_a_batch_with_the_rate_and_on_its_own)
+_empty_batches = killed_by(test_dp_sgd.test_empty_batches_are_noised_all_the_same, "logistic")
+_not_finite = killed_by(
+    test_dp_sgd.test_an_example_without_a_finite_gradient_does_not_show, math.nan
+)
 
 
 def _drawing(kind: str) -> Killer:
-    def kill(folder: Path, patch: pytest.MonkeyPatch) -> None:
-        del folder, patch
-        test_models_that_draw.test_an_example_more_moves_the_sum_by_its_own_gradient_alone(kind)
-
-    return kill
+    check = test_models_that_draw.test_an_example_more_moves_the_sum_by_its_own_gradient_alone
+    return killed_by(check, kind)
 
 
-def _every_number(folder: Path, patch: pytest.MonkeyPatch) -> None:
-    del folder
-    test_dp_sgd.test_every_number_is_the_operating_systems(patch)
-
-
-def _never_from_a_seed(folder: Path, patch: pytest.MonkeyPatch) -> None:
-    del folder, patch
-    values = {**test_generators.CENTRAL, **test_generators.DP_SGD, "noise-location": "client"}
-    test_generators.test_a_claim_never_draws_from_a_seed(values)
+_every_number = killed_by(test_dp_sgd.test_every_number_is_the_operating_systems)
+_never_from_a_seed = killed_by(
+    test_generators.test_a_claim_never_draws_from_a_seed,
+    {**test_generators.CENTRAL, **test_generators.DP_SGD, "noise-location": "client"},
+)
 
 
 def _said(claim: str) -> Killer:
     check = test_disclosure.test_under_a_claim_one_example_more_shows_in_nothing_that_is_said
-    return lambda folder, patch: check(folder, claim)  # noqa: ARG005
+    return killed_by(check, claim)
 
 
-def _raised(folder: Path, patch: pytest.MonkeyPatch) -> None:
-    del patch
-    test_disclosure.test_what_cannot_be_trained_on_is_not_told(folder, "sample")
-
-
-def _held_out(folder: Path, patch: pytest.MonkeyPatch) -> None:
-    del patch
-    test_disclosure.test_nothing_is_held_out_for_what_may_not_be_said(folder, "sample")
-
-
-def _done_again(folder: Path, patch: pytest.MonkeyPatch) -> None:
-    del patch
-    test_resumed_spending.test_a_round_that_is_done_again_is_charged_again(folder)
+_raised = killed_by(test_disclosure.test_what_cannot_be_trained_on_is_not_told, "sample")
+_held_out = killed_by(test_disclosure.test_nothing_is_held_out_for_what_may_not_be_said, "sample")
+_done_again = killed_by(test_resumed_spending.test_a_round_that_is_done_again_is_charged_again)
+_bands = killed_by(test_noise_record.test_the_noise_is_that_of_the_dense_matrix, 5)
+_count_is_charged = killed_by(
+    test_adaptive_threshold.test_updates_and_count_together_cost_what_is_charged, 0.5, 8
+)
+_too_soon = killed_by(test_turns.test_nobody_joins_again_too_soon)
+_turns = killed_by(test_noise_record.test_turns_are_such_a_pattern, 8, 3)
+_another_runs = killed_by(test_turns.test_the_noise_of_another_run_is_not_handed_out)
+_second_turn = killed_by(test_turns.test_who_comes_back_under_another_id_has_no_second_turn)
+_cost_of_turns = killed_by(
+    test_noise_record.test_the_charge_is_another_librarys_for_so_many_rounds_of_a_client,
+    *(6, 2, "zero-out"),
+)
+_second_release = killed_by(
+    test_turns.test_a_round_that_was_charged_and_is_not_on_record_has_no_second_release
+)
+_same_release = killed_by(
+    test_resumed_turns.test_a_round_that_is_done_again_is_the_same_release, True, 1
+)
 
 
 def _one_more_client(kind: str) -> Killer:
     check = test_own_models_under_a_claim.test_a_client_more_in_front_moves_no_other_clients_update
-    return lambda folder, patch: check(folder, kind)  # noqa: ARG005
+    return killed_by(check, kind)
 
 
 def _unguarded(folder: Path, patch: pytest.MonkeyPatch) -> None:
@@ -106,6 +97,19 @@ def _unguarded(folder: Path, patch: pytest.MonkeyPatch) -> None:
         test_claim_and_link.test_clients_of_a_superlink_without_the_guard_are_not_covered(
             link, folder
         )
+
+
+def _read_on_the_way(folder: Path, patch: pytest.MonkeyPatch) -> None:
+    del patch
+    with test_claim_and_link.superlink_in(folder, guarded=True, is_private=False) as link:
+        test_claim_and_link.test_over_a_link_without_tls_nobody_on_the_way_is_covered(link, folder)
+
+
+def _asked_and_died(folder: Path, patch: pytest.MonkeyPatch) -> None:
+    check = test_claim_and_link
+    check.test_who_was_asked_over_an_open_link_is_not_covered_where_the_round_died_before_its_charge(
+        folder, FullParticipation(), patch
+    )
 
 
 @pytest.mark.parametrize(
@@ -150,6 +154,26 @@ def _unguarded(folder: Path, patch: pytest.MonkeyPatch) -> None:
             ],
             _batches,
         ),
+        # A threshold that moves.
+        (
+            adaptive_threshold,
+            [("return (noise_multiplier**-2 - count**-2) ** -0.5", "return noise_multiplier")],
+            _count_is_charged,
+        ),
+        # Clients that take turns.
+        (noise_record, [("get(server_round - back)", "get(server_round - back - 1)")], _bands),
+        (noise_record, [("[1:], start=1)", "[:-1], start=1)")], _bands),
+        (turns, [("< self.plan.groups:", "< self.plan.groups - 1:")], _too_soon),
+        (
+            participation,
+            [("server_round % self.groups", "server_round % (self.groups - 1)")],
+            _turns,
+        ),
+        (accounting, [("-(-count // release.groups)", "count // release.groups")], _cost_of_turns),
+        (turns, [("charged != server_round - 1", "charged < server_round - 1")], _second_release),
+        (turns, [("if charged < server_round:", "if True:")], _same_release),
+        (noise_record, [("if self.run not in (None, run):", "if False:")], _another_runs),
+        (turns, [("if self._population is None:", "if True:")], _second_turn),
         # What they cost.
         (dp_sgd, [("rounds * self.steps", "rounds")], _charge),
         (dp_sgd, [("self.noise_multiplier, sample", "2 * self.noise_multiplier, sample")], _charge),
@@ -163,7 +187,7 @@ def _unguarded(folder: Path, patch: pytest.MonkeyPatch) -> None:
             _never_from_a_seed,
         ),
         (
-            entropy,
+            noise,
             [
                 (
                     "os.urandom(8 * size)",
@@ -198,25 +222,27 @@ def _unguarded(folder: Path, patch: pytest.MonkeyPatch) -> None:
             [
                 (
                     "        with global_generators_kept(model.device):\n"
-                    "            seed_global_generators(seed, model.device)\n",
-                    "        if seed:\n",
+                    "            seed_global_generators(own_code_seed(*key), model.device)\n",
+                    "        if key:\n",
                 )
             ],
             _one_more_client("dropout"),
         ),
         (
             clientapp,
-            [("train_clients(model.copy(), starts[i]", "train_clients(model, starts[i]")],
+            [("train_clients(model.copy(), own.start", "train_clients(model, own.start")],
             _one_more_client("a buffer"),
         ),
-        (private_averaging, [('kept_apart else "open"', 'kept_apart else "apart"')], _unguarded),
+        (enrolment_messages, [('return "open"', 'return "apart"')], _unguarded),
+        (enrolment_messages, [('True else "plain"', 'True else "apart"')], _read_on_the_way),
+        (private_averaging, [("self.ledger.note_asked(", "(lambda _: None)(")], _asked_and_died),
         # A resume that skips the charges of rounds that are done again.
         (
             private_averaging,
             [
                 (
-                    'put its own back") from None\n',
-                    'put its own back") from None\n'
+                    "        self.ledger.go_on(values)\n",
+                    "        self.ledger.go_on(values)\n"
                     '        held = sum(one["rounds"] for one in values["ledger"]["charges"])\n'
                     "        self._again = self.ledger.rounds - held\n",
                 ),

@@ -51,7 +51,7 @@ def test_every_stream_is_used_in_one_place_of_the_product(repository: Path) -> N
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
                 if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
                     used += [node.attr] if node.value.id == "Stream" else []
-    # A round's cohort and rule are drawn by two strategies each, of which a run has one; what
-    # corrupt clients draw is drawn in the simulation and in a client's own process.
-    twice = {"PARTICIPATION", "RULE", "COLLUDERS", "COLLUDER"}
+    # Of two strategies that draw a cohort a run has one; what corrupt clients draw is drawn in the
+    # simulation and in a client's own process.
+    twice = {"PARTICIPATION", "COLLUDERS", "COLLUDER"}
     assert sorted(used) == sorted([stream.name for stream in Stream] + sorted(twice))

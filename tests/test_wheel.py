@@ -12,12 +12,13 @@ import sys
 import textwrap
 import tomllib
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import Distribution, distribution, distributions
 from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import FileLock
 from packaging.requirements import Requirement
 from quickstart_project import PROJECT
 
@@ -27,7 +28,8 @@ SECONDS = 240.0
 
 PACKAGES = (
     *("attacks", "client_app", "experiments", "flower_port", "launch"),
-    *("recording", "reporting", "server_app", "settings", "simulation", "strategies", "tasks"),
+    *("recording", "reporting", "secure_aggregation", "server_app", "settings"),
+    *("simulation", "strategies", "tasks"),
 )
 
 # The folders of what is installed here.
@@ -47,34 +49,58 @@ def call(*command: str | Path, **options: Any) -> str:
     return str(done.stdout)
 
 
+def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], None]) -> Path:
+    """A folder that `make` fills, once for all of pytest's processes that ask for it."""
+    root = factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        root = root.parent
+    folder, made = root / name, root / f"{name}.made"
+    with FileLock(root / f"{name}.lock", timeout=3 * SECONDS):
+        if not made.exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+            make(folder)
+            made.touch()
+    return folder
+
+
 @pytest.fixture(scope="module")
 def source(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The files that git knows or would take in, apart from the checkout."""
-    source = tmp_path_factory.mktemp("source")
-    listed = call(
-        *("git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"), cwd=repository
-    )
-    for name in filter(None, listed.split("\0")):
-        if (repository / name).exists():
-            (source / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(repository / name, source / name, follow_symlinks=False)
-    return source
+
+    def copy(source: Path) -> None:
+        listed = call(
+            *("git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"), cwd=repository
+        )
+        for name in filter(None, listed.split("\0")):
+            if (repository / name).exists():
+                (source / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(repository / name, source / name, follow_symlinks=False)
+
+    return made_once(tmp_path_factory, "source", copy)
 
 
 @pytest.fixture(scope="module")
 def wheel(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel of these files."""
-    target = tmp_path_factory.mktemp("wheel")
-    build = (sys.executable, "-m", "build", "--wheel", "--no-isolation")
-    call(*build, "--outdir", target, source)
-    (built,) = target.iterdir()
+
+    def build(target: Path) -> None:
+        command = (sys.executable, "-m", "build", "--wheel", "--no-isolation")
+        call(*command, "--outdir", target, source)
+
+    (built,) = made_once(tmp_path_factory, "wheel", build).iterdir()
     return built
 
 
 @pytest.fixture(scope="module")
 def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The interpreter of an environment with the wheel installed, and no checkout in sight."""
-    return installed(tmp_path_factory.mktemp("environment") / "venv", wheel)
+
+    def install(folder: Path) -> None:
+        installed(folder / "venv", wheel)
+
+    folder = made_once(tmp_path_factory, "environment", install)
+    return folder / "venv" / "bin" / "python"
 
 
 def installed(
@@ -98,16 +124,19 @@ def installed(
 @pytest.fixture(scope="module")
 def light(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The interpreter of an environment with the wheel and what it depends on, and no extra."""
-    environment = tmp_path_factory.mktemp("light") / "venv"
-    interpreter = installed(environment, wheel, dependencies=())
-    (packages,) = (environment / "lib").glob("python3.*/site-packages")
-    (built,) = distributions(name="blackthorn", path=[str(packages)])
-    for part in needed_by(built):
-        for file in part.files or ():
-            top = file.parts[0]
-            if top not in ("..", "__pycache__") and not (packages / top).exists():
-                (packages / top).symlink_to(Path(str(part.locate_file(top))))
-    return interpreter
+
+    def install(folder: Path) -> None:
+        installed(folder / "venv", wheel, dependencies=())
+        (packages,) = (folder / "venv" / "lib").glob("python3.*/site-packages")
+        (built,) = distributions(name="blackthorn", path=[str(packages)])
+        for part in needed_by(built):
+            for file in part.files or ():
+                top = file.parts[0]
+                if top not in ("..", "__pycache__") and not (packages / top).exists():
+                    (packages / top).symlink_to(Path(str(part.locate_file(top))))
+
+    folder = made_once(tmp_path_factory, "light", install)
+    return folder / "venv" / "bin" / "python"
 
 
 def needed_by(root: Distribution) -> list[Distribution]:
@@ -183,14 +212,15 @@ def test_the_wheel_holds_the_app_and_nothing_at_the_top_but_blackthorn(
     tops = {name.partition("/")[0] for name in names}
     assert {top for top in tops if not top.endswith(".dist-info")} == {"blackthorn"}
     recipes = {
-        f"blackthorn/recipes/{path.name}" for path in (repository / "recipes").glob("*.toml")
+        f"blackthorn/{path.relative_to(repository).as_posix()}"
+        for path in (repository / "recipes").rglob("*.toml")
     }
     assert recipes
     assert recipes <= set(names)
     assert {"blackthorn/pyproject.toml", "blackthorn/README.md", "blackthorn/LICENSE"} <= set(names)
     modules = {
         f"blackthorn/{path.relative_to(repository).as_posix()}"
-        for package in PACKAGES
+        for package in (*PACKAGES, "recipes")
         for path in (repository / package).rglob("*.py")
     }
     assert "blackthorn/py.typed" in names

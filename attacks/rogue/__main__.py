@@ -4,7 +4,6 @@ It connects to loopback, or to a host that `--allow` names once more.
 """
 
 import argparse
-import ipaddress
 import logging
 import sys
 import time
@@ -28,6 +27,7 @@ from blackthorn.flower_port.fleet import (
     ObjectPushError,
     connected,
 )
+from blackthorn.flower_port.guard.connections import is_loopback
 from blackthorn.randomness import Stream, generator_of
 from blackthorn.wire import CLIENT_ID, METRICS, NUM_EXAMPLES, SERVER_ROUND
 
@@ -131,18 +131,11 @@ def check_address(address: str, allowed: Sequence[str]) -> None:
     host = host.strip("[]")
     if not host or not port.isdigit():
         raise ValueError(f"--superlink is {address!r}; allowed are HOST:PORT")
-    if host not in allowed and not _is_loopback(host):
+    if host not in allowed and not is_loopback(host):
         raise ValueError(
             f"--superlink is {address!r}; allowed are loopback and the hosts that --allow names: "
             f"add --allow {host} if that SuperLink is yours"
         )
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _keys(file: Path) -> Keys:

@@ -8,7 +8,7 @@ import struct
 from collections.abc import Iterable, Iterator
 
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-_DATA, _HEADERS, _RST_STREAM, _SETTINGS, _PING = 0, 1, 3, 4, 6
+_DATA, _HEADERS, _RST_STREAM, _SETTINGS, _PING, _CONTINUATION = 0, 1, 3, 4, 6, 9
 _END_STREAM, _END_HEADERS = 1, 4
 _CANCEL = 8
 _CONNECT_SECONDS = 10.0
@@ -24,16 +24,24 @@ class Connection:
         self._next = 1
         stream.sendall(_PREFACE + _frame(_SETTINGS, 0, 0, b""))
 
-    def begin(self, method: str, metadata: Metadata = ()) -> int:
-        """Send a gRPC request's headers, and nothing else; returns the stream's number."""
+    def begin(self, method: str, metadata: Metadata = (), whole: bool = True) -> int:
+        """Send a gRPC request's headers, and nothing else; returns the stream's number.
+
+        Where they are not `whole` the other side waits for more.
+        """
         number, self._next = self._next, self._next + 2
         headers = [
             *((":method", "POST"), (":scheme", "https"), (":path", method)),
             *((":authority", "rogue"), ("te", "trailers"), ("content-type", "application/grpc")),
         ]
         block = b"".join(_field(n, v) for n, v in [*headers, *metadata])
-        self._stream.sendall(_frame(_HEADERS, _END_HEADERS, number, block))
+        self._stream.sendall(_frame(_HEADERS, _END_HEADERS if whole else 0, number, block))
         return number
+
+    def more_headers(self, stream: int, metadata: Metadata) -> None:
+        """Some more headers of a request whose headers are not whole, and still are not."""
+        block = b"".join(_field(n, v) for n, v in metadata)
+        self._stream.sendall(_frame(_CONTINUATION, 0, stream, block))
 
     def send(self, stream: int, data: bytes, end: bool = False) -> None:
         """Some bytes of a request's body."""

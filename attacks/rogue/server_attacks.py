@@ -272,6 +272,17 @@ def resets(peer: Peer, count: int = 20_000) -> str:
     return f"{sent} of {count} resets sent before the connection was closed"
 
 
+def endless_headers(peer: Peer, count: int = 5000) -> str:
+    """A request whose headers go on and on, 3 KB in a frame."""
+    sent = 0
+    with contextlib.suppress(OSError), peer.raw() as connection:
+        stream = connection.begin(_PULL, peer.signed(), whole=False)
+        for number in range(count):
+            connection.more_headers(stream, [(f"more-{number}", "x" * 3000)])
+            sent += 1
+    return f"{sent} of {count} frames sent before the connection was closed"
+
+
 ATTACKS: dict[str, Attack] = {
     "many-ids": many_ids,
     "object-tree": object_tree,
@@ -289,6 +300,7 @@ ATTACKS: dict[str, Attack] = {
     "slow-upload": slow_upload,
     "pings": pings,
     "resets": resets,
+    "endless-headers": endless_headers,
 }
 HELD = {"half-open": half_open, "stalled-handshakes": stalled_handshakes}
 

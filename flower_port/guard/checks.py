@@ -176,12 +176,20 @@ class Node:
             answer.there = frozenset(answer.objects) - set(response.objects_to_push)
             response.objects_to_push[:] = list(answer.objects)
 
-    def is_there(self, request: Any) -> bool:
-        """Whether the object of a PushObject is one that Flower has already."""
+    def is_done(self, method: str, request: Any) -> bool:
+        """Whether Flower has nothing to do for a request that is this node's to make: it has the
+        object, or no longer has the message that is confirmed.
+
+        Refused that, a SuperNode would forget the message, but not the answer that it may have by
+        then: it would send that one as the next message's, and so be one late for ever.
+        """
         with self._lock:
-            # The same object may be of several answers: the last asked Flower last.
-            answers = [a for a in self._answers.values() if request.object_id in a.objects]
-            return bool(answers) and request.object_id in answers[-1].there
+            if method == "PushObject":
+                # The same object may be of several answers: the last asked Flower last.
+                answers = [a for a in self._answers.values() if request.object_id in a.objects]
+                return bool(answers) and request.object_id in answers[-1].there
+            asked: str = getattr(request, "message_object_id", "")
+            return bool(asked) and asked not in self._orders and not self._store.addressee(asked)
 
     def _remember(self, message_id: str, run_id: int, tree: Any) -> None:
         ids = frozenset(_ids(tree))
@@ -320,8 +328,6 @@ class Node:
         found = self._store.addressee(request.message_object_id)
         if found is not None and found[0] != self.node_id:
             raise Refused("other's message", f"to confirm a message to node {found[0]}")
-        if found is None:
-            raise Refused("no message", "to confirm a message that is not there", offence=False)
 
 
 _CHECKS: dict[str, Callable[[Node, Any], None]] = {

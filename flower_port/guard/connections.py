@@ -38,6 +38,9 @@ class _Connection:
 class Connections:
     """Watches over the connections to one port. `refuse` is called with kind, words and key."""
 
+    # Whether nobody can read what goes over the port: it has TLS, or no network leads to it.
+    is_private = False
+
     def __init__(self, limits: Limits, refuse: Refuse) -> None:
         self._limits = limits
         self._refuse = refuse
@@ -45,8 +48,9 @@ class Connections:
         self._open: dict[Address, _Connection] = {}
         self._new_of_key: dict[bytes, deque[float]] = defaultdict(deque)
 
-    def watch(self, port: int) -> None:
+    def watch(self, port: int, is_private: bool) -> None:
         """Start to look after the connections to `port`, in a thread."""
+        self.is_private = is_private
         if not _DESCRIPTORS.is_dir():
             raise OSError(f"{_DESCRIPTORS} is missing: connections cannot be watched here")
         threading.Thread(target=self._watch, args=(port,), name="connections", daemon=True).start()
@@ -119,6 +123,14 @@ class Connections:
 def _silent(limits: Limits) -> str:
     seconds = limits.idle_connection_seconds
     return f"a connection on which no registered key has spoken in {seconds:g} s"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether nothing sent to `host` leaves this machine."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def address_of(peer: str) -> Address:

@@ -17,6 +17,7 @@ import grpc
 
 from ..versions import NotThisFlower, check_grpc
 from . import clocks
+from .connections import is_loopback
 from .limits import Limits
 from .object_trees import hear_all
 
@@ -136,9 +137,10 @@ def install(
     gate: MakeInterceptor,
     for_serverapps: MakeInterceptor,
     for_operators: MakeInterceptor,
-    listening: Callable[[int], None],
+    listening: Callable[[int, bool], None],
 ) -> None:
-    """Put the guard into Flower's modules; `listening` is told the Fleet API's port.
+    """Put the guard into Flower's modules; `listening` is told the Fleet API's port, and whether
+    nobody can read what goes over it.
 
     Raises NotThisFlower.
     """
@@ -154,7 +156,7 @@ def install(
 
 
 def guarded(
-    limits: Limits, gate: MakeInterceptor, listening: Callable[[int], None]
+    limits: Limits, gate: MakeInterceptor, listening: Callable[[int, bool], None]
 ) -> Callable[..., grpc.Server]:
     """What makes the Fleet API's server in the place of Flower's own function."""
 
@@ -165,9 +167,11 @@ def guarded(
         hear_all()
         clocks.take_clocks_ahead()
         interceptors = _around(gate(state), rest.get("interceptors"))
-        server = _fleet_server(limits, server_address, rest.get("certificates"), interceptors)
+        certificates = rest.get("certificates")
+        server = _fleet_server(limits, server_address, certificates, interceptors)
         add(servicer, server)
-        listening(int(server.bound_address.rpartition(":")[2]))
+        host, _, port = server.bound_address.rpartition(":")
+        listening(int(port), certificates is not None or is_loopback(host.strip("[]")))
         return server
 
     return fleet
@@ -240,11 +244,24 @@ class _Refusing:
         return self._code
 
 
-def stored() -> Any:
-    """The answer to an object that was uploaded."""
-    from flwr.proto.message_pb2 import PushObjectResponse
+def done(method: str, context: grpc.ServicerContext) -> Any:
+    """The answer to an object that was uploaded, or a message that was confirmed."""
+    from flwr.proto.message_pb2 import ConfirmMessageReceivedResponse, PushObjectResponse
 
-    return PushObjectResponse(stored=True)
+    context.set_code(grpc.StatusCode.OK)
+    context.set_details("")
+    return (
+        PushObjectResponse(stored=True)
+        if method == "PushObject"
+        else ConfirmMessageReceivedResponse()
+    )
+
+
+def database_error() -> type[Exception]:
+    """What is raised where the database does not answer in time."""
+    from sqlalchemy.exc import OperationalError
+
+    return OperationalError
 
 
 def public_key(details: grpc.HandlerCallDetails) -> bytes:
@@ -290,11 +307,9 @@ class StoreBusy(grpc.ServerInterceptor):
             return handler
 
         def patient(request: Any, context: grpc.ServicerContext) -> Any:
-            from sqlalchemy.exc import OperationalError
-
             try:
                 return handler.unary_unary(request, context)
-            except OperationalError:
+            except database_error():
                 context.abort(grpc.StatusCode.UNAVAILABLE, "the server's database is busy")
 
         return grpc.unary_unary_rpc_method_handler(

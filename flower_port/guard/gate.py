@@ -31,13 +31,13 @@ _LARGEST_KEY = 4096
 _REFUSERS = 2
 _UPLOADS = "PushObject"
 _QUESTION = "PullMessages"
+_CONFIRMS = "ConfirmMessageReceived"
 # Calls by which a node takes the rest of a message that it has begun to take.
-_TAKING = "PullObject", "ConfirmMessageReceived"
+_TAKING = "PullObject", _CONFIRMS
 # What a key that is not registered may ask: to be.
 _INTRODUCTION = "RegisterNode"
 
 Serve = Callable[[Iterator[bytes], grpc.ServicerContext], Any]
-
 
 _NOT_REGISTERED = "a key that is not registered"
 _BUSY = "the server's database is busy"
@@ -151,14 +151,16 @@ class Gate(grpc.ServerInterceptor):
             request = self._parse(handler, body, most)
             self._check_introduction(key, request)
             known.node.before(method, request)
-            if method == _UPLOADS and known.node.is_there(request):
-                return flower.stored()
+            if known.node.is_done(method, request):
+                return flower.done(method, context)
         except Refused as refusal:
             words = f"{method}: {refusal}"
             node = known.node.node_id
             self._records.refuse(refusal.kind, words, key, node, refusal.offence)
             code = grpc.StatusCode.UNAUTHENTICATED if refusal.away else _denial(method)
             context.abort(code, words)
+        except flower.database_error():
+            _abort(context, grpc.StatusCode.UNAVAILABLE, _BUSY)
         if method == _QUESTION and not known.heard:
             self._hear(known, context)
         response = self._answer(method, key, known.node.node_id, handler, request, context)
@@ -239,8 +241,7 @@ class Gate(grpc.ServerInterceptor):
             response = handler.unary_unary(request, context)
         except Exception as error:
             code = context.code()
-            if code is not None:
-                # Flower has refused the request itself.
+            if code is not None:  # Flower has refused the request itself
                 if code == grpc.StatusCode.UNAUTHENTICATED and self._is_gone(key, node):
                     self._forget(key)
                 if not key:
@@ -248,6 +249,8 @@ class Gate(grpc.ServerInterceptor):
                 elif code == grpc.StatusCode.INTERNAL:
                     self._records.refuse("failed request", f"{method}: it failed", key, node)
                 elif code == grpc.StatusCode.PERMISSION_DENIED:
+                    if method == _CONFIRMS:
+                        return flower.done(method, context)  # its run is over
                     context.set_code(_denial(method))
                 raise
             what = f"{method}: {type(error).__name__}: {error}"[:200]
@@ -375,9 +378,8 @@ def _denial(method: str) -> grpc.StatusCode:
     Denied the rest of a message by PERMISSION_DENIED, a SuperNode would keep what it has of it,
     have it answered, and from then on be one message late. By another code it lets go of it.
     """
-    if method in _TAKING:
-        return grpc.StatusCode.FAILED_PRECONDITION
-    return grpc.StatusCode.PERMISSION_DENIED
+    codes = grpc.StatusCode
+    return codes.FAILED_PRECONDITION if method in _TAKING else codes.PERMISSION_DENIED
 
 
 def _abort(context: grpc.ServicerContext, code: grpc.StatusCode, what: str) -> NoReturn:

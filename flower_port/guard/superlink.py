@@ -16,6 +16,7 @@ from pathlib import Path
 
 from ..versions import NotThisFlower
 from . import flower
+from .audit import FILE, AuditLog
 from .checks import Sizes
 from .connections import Connections
 from .gate import Gate
@@ -33,7 +34,7 @@ def main() -> None:
         flower.check_arguments(sys.argv[1:])
         limits = Limits.changed(options.limit)
         records = Records(options.guard, int(limits.offences))
-        _guard(limits, records)
+        _guard(limits, records, AuditLog(options.guard / FILE))
     except (ValueError, TypeError, OSError, NotThisFlower) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
@@ -43,14 +44,16 @@ def main() -> None:
     flower.run_superlink()
 
 
-def _guard(limits: Limits, records: Records) -> None:
+def _guard(limits: Limits, records: Records, audit: AuditLog) -> None:
     sizes = Sizes()
     connections = Connections(limits, records.refuse)
     flower.install(
         limits,
         gate=lambda state: Gate(limits, state, records, connections, sizes),
-        for_serverapps=lambda state: ForServerApps(state, records, sizes),
-        for_operators=lambda _: ForOperators(records),
+        for_serverapps=lambda state: ForServerApps(
+            state, records, sizes, lambda: connections.is_private
+        ),
+        for_operators=lambda state: ForOperators(state, records, audit),
         listening=connections.watch,
     )
 

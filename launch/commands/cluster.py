@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -52,11 +53,15 @@ def cluster(
     ConfigError before anything is started, RunFailed if the run did not complete, DeploymentError
     if a process did not do its part.
     """
-    config = _deployed(config, data)
+    config = deployed(config, data)
     _check_data(config, data)
     check_rogue(config, rogue)
     policies = {} if policy is None else kept_policies(config, policy, data)
     ready = _ready(config, console)
+    if warm and sys.platform != "linux":
+        told = f"on {sys.platform} every message starts a new Python, as by Flower's own programs: "
+        console.print(f"{told}a round takes many seconds", highlight=False, soft_wrap=True)
+        warm = False
     console.print(f"starting a SuperLink and {config.num_clients} SuperNodes...", highlight=False)
     with (
         _failure_on_record(ready),
@@ -78,7 +83,7 @@ def run_on(flower: FlowerCluster, config: RunConfig, console: Console) -> dict[s
 
     Its nodes are as many as `cluster` starts for `config`, and the same programs.
     """
-    ready = _ready(_deployed(config, ()), console)
+    ready = _ready(deployed(config), console)
     with _failure_on_record(ready):
         status, seconds = _run(flower, ready, console)
     return _summary(ready, status, seconds)
@@ -173,7 +178,8 @@ def _fail(ready: _Ready, reason: str) -> None:
         privacy = privacy_of_dead_run(config, folder)
         examples = sample_privacy_of_dead_run(config, folder)
         written = write_failure(folder, config, reason, privacy, ready.warnings, examples)
-        if written and config.report:
+        # A run that died before its server has written anything has nothing to report.
+        if written and config.report and (folder / "config.toml").exists():
             publish(folder)
 
 
@@ -187,8 +193,11 @@ def _set_logs_aside(folder: Path) -> None:
         logs.rename(folder / f"logs-{number}")
 
 
-def _deployed(config: RunConfig, data: Sequence[Path]) -> RunConfig:
-    """What changes when other processes, in other folders, read the configuration."""
+def deployed(config: RunConfig, data: Sequence[Path] = ()) -> RunConfig:
+    """What changes when other processes, in other folders, read the configuration.
+
+    Raises ConfigError for what no cluster can do.
+    """
     if config.num_byzantine and config.byzantine_set == "redrawn":
         raise ConfigError(
             "byzantine-set = redrawn is not allowed in a cluster, where the Byzantine nodes are "

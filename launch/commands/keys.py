@@ -1,7 +1,9 @@
 """The run-config keys as a person reads them, in the terminal and as docs/configuration.md, and as
 Flower does: the table of defaults in pyproject.toml."""
 
-from typing import Any, Literal, NamedTuple, get_args, get_origin
+from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
+
+import typer
 
 from blackthorn.settings.catalogue import named
 from blackthorn.settings.config import RunConfig, to_mapping
@@ -113,3 +115,19 @@ def _toml(value: Any) -> str:
     if isinstance(value, str):
         return f'"{value}"'
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def keys(
+    markdown: Annotated[bool, typer.Option(help="The table of docs/configuration.md.")] = False,
+    defaults: Annotated[
+        bool, typer.Option(help="The table of pyproject.toml that Flower takes keys from.")
+    ] = False,
+) -> None:
+    """List every run-config key with its default and meaning.
+
+    Example: blackthorn keys
+    """
+    if markdown or defaults:
+        print(key_document() if markdown else flower_defaults(), end="")
+    else:
+        print("\n".join(key_lines()))

@@ -5,12 +5,17 @@ import shlex
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
 from blackthorn.installation import CODE
+
+if TYPE_CHECKING:
+    from rich.table import Table as TerminalTable
+
+    from blackthorn.reporting.report_facts import Table
 
 
 def _print_version(asked: bool) -> None:
@@ -38,6 +43,18 @@ AsJson = Annotated[
 def people_console(quiet: bool, as_json: bool) -> Console:
     """Where a command tells people how far it is."""
     return Console(quiet=quiet, stderr=as_json)
+
+
+def terminal_table(told: "Table") -> "TerminalTable":
+    """A page's table as a terminal has it; what is too wide is folded, never cut."""
+    from rich.table import Table as TerminalTable
+
+    table = TerminalTable(title=told.title)
+    for head in told.heads:
+        table.add_column(head, overflow="fold")
+    for row in told.rows:
+        table.add_row(*row)
+    return table
 
 
 def print_json(result: Mapping[str, Any]) -> None:

@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 
-from blackthorn.launch.commands.recipes import recipe_config
+from blackthorn.launch.commands.recipes import recipe_config, recipe_file
 from blackthorn.launch.commands.simulate import simulate
 from blackthorn.recording.failure_reason import RunFailed
+from blackthorn.settings.config import parse_setting, read_recipe
 from blackthorn.strategies.bounding import row_norms
 from blackthorn.strategies.reports import RoundReport
 
@@ -26,6 +27,7 @@ _UNCLIPPED = {
     "epsilon": 0.0,
     "max-epsilon": 0.0,
     "ledger": "",
+    "clip-quantile": 0.0,
     "instruments": True,
     # A pilot cannot be resumed: the norms of the rounds before would be missing.
     "state-every": 0,
@@ -64,7 +66,12 @@ def pilot(
     The rounds are shown on `people`, by default the same console. Raises ConfigError before
     anything runs, NothingMeasured where no norm came out.
     """
-    config = recipe_config(recipe, settings, {**_UNCLIPPED, "output-dir": output_dir})
+    honest = {**_UNCLIPPED, "output-dir": output_dir}
+    asked = {**read_recipe(recipe_file(recipe)), **dict(map(parse_setting, settings))}
+    if asked.get("participation") == "rotating":
+        # Clients take turns for the sake of noise.
+        honest["participation"] = "full"
+    config = recipe_config(recipe, settings, honest)
     norms = NormRecorder()
     summary = simulate(config, people or console, label="[pilot] ", observers=[norms])
     if not norms.gradient:

@@ -8,11 +8,14 @@ FIGURES = ("accuracy", "nll", "brier", "ece", "entropy")
 
 def posterior_lines(posterior: Mapping[str, Any]) -> list[str]:
     """Lines for what summary.json says under "posterior"."""
-    lines = [f"posterior: {posterior['samples']} samples"]
+    chains = f" of {posterior['chains']} chains" if "chains" in posterior else ""
+    lines = [f"posterior: {posterior['samples']} samples{chains}"]
     if posterior.get("ess_min") is not None:
         lines[0] += f", smallest effective sample size {posterior['ess_min']:.0f}"
     if posterior.get("rhat_max") is not None:
         lines[0] += f", largest split-R-hat {posterior['rhat_max']:.3f}"
+    if "mixing" in posterior:
+        lines.append(posterior["mixing"])
     if posterior.get("samples_rescaled"):
         lines.append(
             f"{posterior['samples_rescaled']} of the samples have more noise: a client was missing "
@@ -37,11 +40,12 @@ def calibration_table(rows: Mapping[str, Mapping[str, float]]) -> list[str]:
 
 
 def diagnosis_table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """One line a scalar: mean, deviation, effective sample size and split-R̂."""
-    lines = [f"{'':16}{'mean':>12}{'deviation':>12}{'ess':>10}{'split-R-hat':>13}"]
+    """One line a scalar: mean, deviation, effective sample sizes and split-R̂."""
+    heads = f"{'mean':>12}{'deviation':>12}{'ess':>10}{'ess tail':>10}{'split-R-hat':>13}"
+    lines = [f"{'':16}{heads}"]
     for row in rows:
         lines.append(
             f"{row['name']:16}{row['mean']:12.4g}{row['deviation']:12.4g}"
-            f"{row['ess']:10.0f}{row['rhat']:13.3f}"
+            f"{row['ess']:10.0f}{row['ess_tail']:10.0f}{row['rhat']:13.3f}"
         )
     return lines

@@ -3,19 +3,26 @@
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from math import isfinite
 from types import TracebackType
 from typing import Any, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from blackthorn.recording.round_entries import metrics_of
 from blackthorn.settings.rounding import upward
+
+# Metrics of one's own that a line has room for.
+_MOST_NAMED = 2
 
 
 def round_line(entry: Mapping[str, Any], num_rounds: int) -> str:
     """Progress line of one metrics.jsonl entry, with a line for everything that went wrong."""
     parts = [f"round {entry['round']:>{len(str(num_rounds))}}/{num_rounds}"]
     parts += quality(entry)
+    if entry.get("unevaluated"):
+        parts.append("not evaluated")
     if entry.get("invited"):
         parts.append(f"replies {entry['replied']}/{entry['invited']}")
     if entry.get("filtered"):
@@ -29,13 +36,30 @@ def quality(entry: Mapping[str, Any]) -> list[str]:
     """Accuracy, loss and epsilon, as far as the entry has them."""
     parts = []
     if entry.get("accuracy") is not None:
-        parts.append(f"accuracy {100 * entry['accuracy']:5.1f} %")
+        parts.append(_percent(entry["accuracy"]))
     if entry.get("loss") is not None:
         loss = entry["loss"]
         parts.append(f"loss {loss:.4f}" if loss < 1e6 else f"loss {loss:.3g}")
+    parts += _others(metrics_of(entry))
     if entry.get("epsilon_rdp") is not None:
         parts.append(f"epsilon {upward(entry['epsilon_rdp'])}")
     return parts
+
+
+def _percent(accuracy: float) -> str:
+    return f"accuracy {100 * accuracy:5.1f} %" if isfinite(accuracy) else f"accuracy {accuracy}"
+
+
+def reached(final: Mapping[str, float]) -> str:
+    """How good a run's last model is: its accuracy, or else what metrics it has of its own."""
+    accuracy = final.get("accuracy")
+    parts = [f"accuracy {100 * accuracy:.1f} %"] if accuracy is not None else _others(final)
+    return "".join(f", {part}" for part in parts)
+
+
+def _others(metrics: Mapping[str, float]) -> list[str]:
+    names = [name for name in metrics if name not in ("accuracy", "loss")]
+    return [f"{name} {metrics[name]:.4g}" for name in names[:_MOST_NAMED]]
 
 
 def incidents(entry: Mapping[str, Any]) -> list[str]:
@@ -45,6 +69,7 @@ def incidents(entry: Mapping[str, Any]) -> list[str]:
         barred = "; it is barred" if refused["barred"] else ""
         often = "once" if refused["count"] == 1 else f"{refused['count']} times"
         lines.append(f"  {refused['key']}: refused {often}: {refused['what']}{barred}")
+    lines += [f"  warning: {told}" for told in entry.get("warnings", [])]
     if entry.get("skipped"):
         lines.append(f"  the model stays as it was: {entry['skipped']}")
     return lines
@@ -133,7 +158,7 @@ class _Bar:
 
     def show(self, entry: Mapping[str, Any]) -> None:
         # A round without an evaluation leaves the last one's figures where they are.
-        known = ("accuracy", "loss", "epsilon_rdp")
+        known = ("accuracy", "loss", "epsilon_rdp", "evaluated_by", *metrics_of(entry))
         self._said |= {key: entry[key] for key in known if entry.get(key) is not None}
         clients = f"clients {entry['replied']}/{entry['invited']}" if entry.get("invited") else ""
         said = "  ".join(quality(self._said))

@@ -4,7 +4,7 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from blackthorn.experiments import (
     fa_ld,
     fat_clipping,
     rage,
+    robustness,
     understanding_clipping,
 )
 from blackthorn.experiments.page import Part, write_report
@@ -37,8 +38,10 @@ PAPERS: dict[str, Paper] = {
         understanding_clipping.PAPER,
         fa_ld.PAPER,
         rage.PAPER,
+        robustness.PAPER,
     )
 }
+ALL = "all"
 # Between plain lines, where the output is no terminal.
 _SECONDS_BETWEEN_LINES = 10.0
 
@@ -59,8 +62,11 @@ def reproduce(paper_name: str, options: Options, console: Console, people: Conso
     result.
 
     What an earlier call has measured at the same scale is not measured again.
+    "all" is every paper, one after the other, each in a folder of its own.
     Raises ConfigError for a name that is not known, and for data that are not there.
     """
+    if paper_name == ALL:
+        return _reproduce_all(options, console, people)
     paper = _paper(paper_name)
     chosen = _chosen(paper, options.only)
     name = f"{paper.name}-quick" if options.scale.quick else paper.name
@@ -97,9 +103,19 @@ def reproduce(paper_name: str, options: Options, console: Console, people: Conso
     return holds
 
 
+def _reproduce_all(options: Options, console: Console, people: Console) -> bool:
+    if options.only is not None:
+        raise ConfigError(f"--only {options.only} is not allowed with all papers: name one")
+    held = []
+    for name in PAPERS:
+        folder = None if options.output_dir is None else options.output_dir / name
+        held.append(reproduce(name, replace(options, output_dir=folder), console, people))
+    return all(held)
+
+
 def _paper(name: str) -> Paper:
     if name not in PAPERS:
-        raise ConfigError(f"paper = {name!r} is not known: {', '.join(PAPERS)}")
+        raise ConfigError(f"paper = {name!r} is not known: {', '.join(PAPERS)}, {ALL}")
     return PAPERS[name]
 
 
@@ -137,6 +153,7 @@ def _facts(paper: Paper, options: Options, seconds: float) -> dict[str, str]:
     command = f"blackthorn reproduce {paper.name}"
     command += " --quick" if scale.quick else ""
     command += f" --seeds {scale.seeds}" if scale.seeds else ""
+    command += f" --draws {scale.draws}" if scale.draws else ""
     return {
         "command": command,
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),

@@ -161,12 +161,10 @@ def _tell_end(log: "RunLog", status: "RunStatus", go_on: Callable[[str], str]) -
 
 
 def _tell_summary(summary: dict[str, Any]) -> None:
-    from blackthorn.launch.commands.progress import taken
+    from blackthorn.launch.commands.progress import reached, taken
     from blackthorn.launch.federation.run_log import privacy_said
 
-    accuracy = summary["final"].get("accuracy")
-    said = f", accuracy {100 * accuracy:.1f} %" if accuracy is not None else ""
-    said += privacy_said(summary)
+    said = reached(summary["final"]) + privacy_said(summary)
     typer.echo(f"{summary['status']}: {summary['rounds_completed']} rounds{taken(summary)}{said}")
 
 
@@ -192,7 +190,8 @@ def _submit(config: RunConfig, to: Connection) -> int:
     from blackthorn.settings.config import to_mapping
     from blackthorn.settings.own_code import OWN_CODE_KEYS
 
-    if any(":" in getattr(config, key) for key in OWN_CODE_KEYS):
+    values = to_mapping(config)
+    if any(":" in str(values[key]) for key in OWN_CODE_KEYS):
         from blackthorn.server_app.build import check_names
 
         check_names(config)
@@ -202,7 +201,7 @@ def _submit(config: RunConfig, to: Connection) -> int:
         path = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)])
         return submit(
             APP_ROOT,
-            to_mapping(config),
+            values,
             parts=COMPONENTS,
             work=folder / "run",
             env={

@@ -5,6 +5,7 @@ import ipaddress
 import socket
 from dataclasses import dataclass
 
+from blackthorn.flower_port.guard.connections import is_loopback
 from blackthorn.settings.config import ConfigError
 
 LOOPBACK = "127.0.0.1"
@@ -57,14 +58,6 @@ def _ipv6(text: str) -> str | None:
     return host
 
 
-def is_loopback(host: str) -> bool:
-    """Whether nothing sent to `host` leaves this machine."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
 def check_insecure(host: str, i_know: bool) -> None:
     """Refuse to leave TLS out on an address that others can listen in on. Raises ConfigError."""
     if not is_loopback(host) and not i_know:
@@ -74,14 +67,37 @@ def check_insecure(host: str, i_know: bool) -> None:
         )
 
 
+def check_free(address: Address, option: str) -> None:
+    """ConfigError where nobody can listen on the address that `option` names."""
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((address.host, address.port))
+        except OSError as error:
+            raise ConfigError(
+                f"{option}: {address} cannot be listened on: {error.strerror or error}"
+            ) from error
+
+
 def free_loopback_ports(count: int) -> list[int]:
     """`count` different TCP ports that nobody listens on at 127.0.0.1.
 
     All are held at once while they are drawn, so they differ. They are released before the
-    caller's programs bind them: whoever starts a program must be ready to draw again.
+    caller's programs bind them: whoever starts a program must be ready to draw again. Raises
+    OSError where there are none, or where nobody can be reached there.
     """
+    _reach_loopback()
     with contextlib.ExitStack() as held:
         sockets = [held.enter_context(socket.socket()) for _ in range(count)]
         for one in sockets:
             one.bind((LOOPBACK, 0))
         return [one.getsockname()[1] for one in sockets]
+
+
+def _reach_loopback() -> None:
+    """OSError where nothing connects to 127.0.0.1, to which one can bind even so."""
+    with socket.socket() as one:
+        one.bind((LOOPBACK, 0))
+        one.listen()
+        socket.create_connection(one.getsockname(), timeout=5.0).close()

@@ -7,9 +7,10 @@ from typing import Annotated
 
 import typer
 
-from blackthorn.launch.federation.addresses import check_insecure, parse_address
+from blackthorn.launch.federation.addresses import check_free, check_insecure, parse_address
 from blackthorn.launch.federation.members import OWN_CLIENTAPP, ClientSettings, check_safeguards
 from blackthorn.launch.federation.operator_options import IKnow, Insecure, make_folder
+from blackthorn.launch.federation.web_port import METRICS_BIND, MetricsBind, web_address
 from blackthorn.settings.config import ConfigError
 
 
@@ -42,7 +43,15 @@ def client(
         Path | None,
         typer.Option(
             help="Where the client counts what it sends; by default beside the policy, and without "
-            "one nowhere."
+            "one nowhere. Without a policy Blackthorn's ClientApp and its mod count, an app of the "
+            "server's that has neither does not."
+        ),
+    ] = None,
+    members: Annotated[
+        Path | None,
+        typer.Option(
+            help="This client's own list of all clients' public keys, a line each: number, key. In "
+            "secure aggregation it then takes no keys that they have not signed."
         ),
     ] = None,
     logs: Annotated[
@@ -59,6 +68,13 @@ def client(
         str | None,
         typer.Option(metavar="MODULE:FUNCTION", help="Run in place of Flower's flwr-clientapp."),
     ] = None,
+    metrics_port: Annotated[
+        int,
+        typer.Option(
+            help="Port of /metrics (Prometheus) and /healthz (docs/operations.md); 0: none."
+        ),
+    ] = 0,
+    metrics_bind: MetricsBind = METRICS_BIND,
     standard_client: Annotated[
         bool, typer.Option(help="Flower's own client program: a new Python for every message.")
     ] = False,
@@ -77,6 +93,7 @@ def client(
         if key is not None:
             raise ConfigError(f"--key {key} is of no use with --insecure: a key needs TLS")
     files = {"--ca": ca, "--key": key, "--data": data, "--data-dir": data_dir, "--policy": policy}
+    files["--members"] = members
     for option, path in files.items():
         if path is not None and not path.exists():
             raise ConfigError(f"{option} {path} does not exist")
@@ -86,6 +103,12 @@ def client(
         from blackthorn.launch.federation.probe import check_authority
 
         check_authority(ca)
+    if members is not None:
+        from blackthorn.client_app.members import read_members
+
+        read_members(members)
+        if key is None:
+            raise ConfigError(f"--members {members} is of no use without --key, which signs")
     if program is not None and not re.fullmatch(r"\w+(\.\w+)*:\w+", program):
         raise ConfigError(
             f"--program {program} is not allowed: MODULE:FUNCTION, for example "
@@ -113,7 +136,11 @@ def client(
         patience=patience,
         program=OWN_CLIENTAPP if policy is not None else program,
         warm=not standard_client,
+        members=members.resolve() if members else None,
+        web=web_address(metrics_port, metrics_bind),
     )
+    if settings.web is not None:
+        check_free(settings.web, "--metrics-bind/--metrics-port")
     if settings.ledger is not None:
         known = check_safeguards(settings.policy, settings.ledger, settings.data)
         settings = replace(settings, ledger_id=known)

@@ -18,6 +18,7 @@ from .members import ClientSettings
 from .probe import Refused, probe
 from .process_environment import fork_server_command, write_secret
 from .service import Service, say, service
+from .web_port import METRICS_TYPE, Page, Pages, healthz, web_port
 
 _FORK_SERVER_SECONDS = 120.0
 # So often a client looks whether a day is over.
@@ -48,6 +49,11 @@ def take_part(settings: ClientSettings) -> None:
         apps = Address(LOOPBACK, free_loopback_ports(1)[0])
         secret = write_secret(running.environment.folder / "secret")
         say(f"client {settings.client_id} of {settings.server}; logs are in {settings.logs}")
+        if settings.policy is None and settings.ledger is not None:
+            say(
+                f"{settings.ledger} counts what Blackthorn's ClientApp and mod send; without a "
+                "policy the server's own app runs here, which may have neither"
+            )
         if settings.policy is not None:
             say(f"policy {settings.policy} is in force; {settings.ledger} counts what is sent")
             if settings.data is None:
@@ -56,7 +62,11 @@ def take_part(settings: ClientSettings) -> None:
                     "well: --data names examples that are this client's alone"
                 )
         # Whether the server takes us is known before the apps' modules are imported.
-        running.supervisor.add(_supernode(settings, running, apps, secret, env))
+        watch = Watch(settings)
+        running.supervisor.add(_supernode(settings, running, apps, secret, env, watch))
+        if settings.web is not None:
+            shown = web_port(settings.web, _pages(settings, watch), wanted=True, say=say)
+            running.stack.enter_context(shown)
         if warm:
             _start_fork_server(running, env)
         running.supervisor.add(_superexec(apps, secret, env))
@@ -64,6 +74,17 @@ def take_part(settings: ClientSettings) -> None:
         while True:
             expiring.look()
             running.supervisor.run(lambda: False, _WARNED_SECONDS)
+
+
+def _pages(settings: ClientSettings, watch: "Watch") -> Pages:
+    from .client_metrics import ClientMetrics
+    from .measures import exposition
+
+    metrics = ClientMetrics(settings.ca, lambda: watch.problem)
+    return {
+        "/metrics": lambda: Page(exposition(metrics), kind=METRICS_TYPE),
+        "/healthz": healthz(lambda: watch.problem),
+    }
 
 
 def _start_fork_server(running: Service, env: Mapping[str, str]) -> None:
@@ -80,6 +101,7 @@ def _supernode(
     apps: Address,
     secret: Path,
     env: Mapping[str, str],
+    watch: "Watch",
 ) -> Program:
     config = write_config(_node_config(settings), running.environment.folder / "node.toml")
     command = ["flower-supernode", "--superlink", str(settings.server), "--isolation", "process"]
@@ -91,7 +113,6 @@ def _supernode(
         command += ["--root-certificates", str(settings.ca)]
     if settings.key is not None:
         command += ["--auth-supernode-private-key", str(settings.key)]
-    watch = Watch(settings)
     return Program(
         "supernode", command, env, before=watch.before, on_line=watch.line, on_end=watch.end
     )
@@ -113,7 +134,8 @@ def _node_config(settings: ClientSettings) -> dict[str, Scalar]:
         config["data-path"] = str(settings.data)
     if settings.data_dir is not None:
         config["data-dir"] = str(settings.data_dir)
-    for key, path in (("policy", settings.policy), ("ledger", settings.ledger)):
+    named = (("policy", settings.policy), ("ledger", settings.ledger))
+    for key, path in (*named, ("members", settings.members), ("identity-key", settings.key)):
         if path is not None:
             config[key] = str(path)
     if settings.ledger_id:
@@ -148,6 +170,13 @@ class Watch:
         self._refused_since: float | None = None
         # There while the client is connected: a cheap check for whoever watches over it.
         self._flag = settings.logs / "connected"
+
+    @property
+    def problem(self) -> str:
+        """Why the server cannot reach this client at the moment; empty: it can."""
+        if not self._connected:
+            return f"not connected to {self._settings.server}"
+        return f"{self._settings.server} does not answer" if self._away else ""
 
     def before(self) -> None:
         """Ask the network first. Raises NotYet, or Refused."""

@@ -1,7 +1,8 @@
 """The processes of a Flower deployment on loopback: started in order, watched, stopped in order."""
 
+import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -72,7 +73,8 @@ class Deployment:
         self._environment = environment
         self._output_dir = output_dir
         self._preload = preload
-        self._keeper = ProcessKeeper(environment.folder)
+        with _had("no process can be started on this machine"):
+            self._keeper = ProcessKeeper(environment.folder)
         self._fork_servers: list[ProcessGroup] = []
         self._server_side: list[ProcessGroup] = []
         self._fleet_address = ""
@@ -141,9 +143,10 @@ class Deployment:
         end_marked(self._id)
 
     def _launch(self, name: str, command: Sequence[str], env: Mapping[str, str]) -> ProcessGroup:
-        return self._keeper.start(
-            name, command, env=env, cwd=self._output_dir, log=self.logs / f"{name}.log"
-        )
+        with _had(f"{name} cannot be started on this machine"):
+            return self._keeper.start(
+                name, command, env=env, cwd=self._output_dir, log=self.logs / f"{name}.log"
+            )
 
     def _until(self, condition: Callable[[], bool], deadline: float, otherwise: str) -> None:
         while not condition():
@@ -162,7 +165,8 @@ class Deployment:
         """Start it on free ports and wait until it serves; its addresses by API."""
         env = self._environment.variables(SUPERLINK)
         for _ in range(_PORT_DRAWS):
-            ports = free_loopback_ports(len(_APIS))
+            with _had(f"no ports are to be had at {LOOPBACK}"):
+                ports = free_loopback_ports(len(_APIS))
             addresses = {api: f"{LOOPBACK}:{port}" for api, port in zip(_APIS, ports, strict=True)}
             superlink = self._launch(SUPERLINK, self._superlink_command(addresses), env)
             self._until(
@@ -225,6 +229,15 @@ class Deployment:
             if not group.alive:
                 raise DeploymentError(_describe_exit(group))
         return control.online_nodes() >= len(self._nodes)
+
+
+@contextlib.contextmanager
+def _had(otherwise: str) -> Iterator[None]:
+    """DeploymentError, one line, where the system refuses a process or a port."""
+    try:
+        yield
+    except OSError as error:
+        raise DeploymentError(f"{otherwise}: {error.strerror or error}") from error
 
 
 def _describe_exit(group: ProcessGroup) -> str:

@@ -16,7 +16,8 @@ OWN_CLIENTAPP = "blackthorn.client_app.clientapp:main"
 class ServerSettings:
     """Where the server listens, and where it keeps what; no TLS where `certs` is None.
 
-    Its health service has any free port where `health` is None.
+    Its health service has any free port where `health` is None. `web` is where /metrics and
+    /healthz are, `web_wanted` whether somebody asked for just that.
     """
 
     host: str
@@ -27,6 +28,8 @@ class ServerSettings:
     resume: bool = True
     limits: tuple[str, ...] = ()
     health: Address | None = None
+    web: Address | None = None
+    web_wanted: bool = False
 
 
 @dataclass(frozen=True)
@@ -45,8 +48,12 @@ class ClientSettings:
     patience: float
     program: str | None
     warm: bool
+    # The client's own list of all members' public keys.
+    members: Path | None = None
     # Of the ledger that is there when the client starts.
     ledger_id: str = ""
+    # Where /metrics and /healthz are.
+    web: Address | None = None
 
 
 def check_safeguards(policy: Path | None, ledger: Path, data: Path | None) -> str:

@@ -24,7 +24,7 @@ def privacy_said(summary: Mapping[str, Any]) -> str:
     epsilon = privacy.get("epsilon")
     said = f", epsilon {upward(epsilon)}" if epsilon is not None else ""
     if epsilon is not None and not privacy.get("covers_clients", True):
-        said += " (not against the run's own clients)"
+        said += " (not against the run's own clients, at least: see its claim)"
     of_example = (summary.get("sample_privacy") or {}).get("epsilon")
     return said + (
         f", epsilon of an example {upward(of_example)}" if of_example is not None else ""
@@ -47,12 +47,14 @@ class RunLog:
     nodes: dict[int, int] = field(default_factory=dict)
     rejections: dict[int, int] = field(default_factory=dict)
     refusals: dict[str, str] = field(default_factory=dict)
-    _told_to: int = -1
+    _told_to: dict[str, int] = field(default_factory=dict)
+    _noted: set[str] = field(default_factory=set)
     _news: list[str] = field(default_factory=list)
     _rest: str = ""
 
     def read(self, text: str) -> Iterator[dict[str, Any]]:
-        """Take in more output; yields the rounds that it completes."""
+        """Take in more output; yields the rounds that it completes, and nothing of them that a
+        claim leaves to the operator."""
         *lines, self._rest = (self._rest + text).split("\n")
         for line in lines:
             before, prefix, content = line.partition(PREFIX)
@@ -67,8 +69,8 @@ class RunLog:
                 self.nodes[int(held.group(1))] = int(held.group(2))
 
     def news(self) -> list[str]:
-        """Whom the run waits for, who could not enrol and why, a line each; what was told of one
-        before only if it changed."""
+        """What there is to know before the run starts, whom it waits for, who could not enrol and
+        why, a line each; what was told before only if it changed."""
         news, self._news = self._news, []
         return news
 
@@ -86,18 +88,23 @@ class RunLog:
             self.folder, self.rounds = value["folder"], value["rounds"]
             self.longest_seconds = value["longest-seconds"]
             self.resumable = value.get("resumable", False)
+        elif kind == "notes":
+            self._news += [note for note in value if note not in self._noted]
+            self._noted.update(value)
         elif kind == "summary":
             self.summary = value
         elif kind == "spent":
             self.spent = value
         elif kind == "failed":
             self.failure, self.misconfigured = value["reason"], value["configuration"]
-        elif kind == "round":
+        elif kind in ("round", "operator"):
             # A ServerApp that goes on tells the rounds again: their lines may have been lost.
-            if value["round"] <= self._told_to:
+            if value["round"] <= self._told_to.get(kind, -1):
                 return
+            self._told_to[kind] = value["round"]
             for rejection in value.get("rejected", ()):
                 client = rejection["client"]
                 self.rejections[client] = self.rejections.get(client, 0) + 1
-            self._told_to = self.last_round = value["round"]
-            yield value
+            if kind == "round":
+                self.last_round = value["round"]
+                yield value

@@ -1,9 +1,9 @@
 """`blackthorn server`: a SuperLink and the executor of its ServerApps, kept alive."""
 
 import fcntl
-import socket
+import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +12,7 @@ import typer
 from blackthorn.launch.federation.addresses import (
     LOOPBACK,
     Address,
+    check_free,
     check_insecure,
     host_of,
     is_loopback,
@@ -19,11 +20,13 @@ from blackthorn.launch.federation.addresses import (
 )
 from blackthorn.launch.federation.members import ServerSettings
 from blackthorn.launch.federation.operator_options import IKnow, Insecure, make_folder
+from blackthorn.launch.federation.web_port import METRICS_BIND, MetricsBind, web_address
 from blackthorn.settings.config import ConfigError
 
 _READY_SECONDS = 120.0
 # So often the server looks whether a day is over.
 _WARNED_SECONDS = 60.0
+METRICS_PORT = 9095
 
 
 def server(
@@ -51,6 +54,14 @@ def server(
             "default on a free port of this machine."
         ),
     ] = None,
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(
+            help=f"Port of /metrics (Prometheus) and /healthz (docs/operations.md); 0: none; by "
+            f"default {METRICS_PORT}, where that is free."
+        ),
+    ] = None,
+    metrics_bind: MetricsBind = METRICS_BIND,
     limit: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME=VALUE", help="A limit of the guard (docs/security.md)."),
@@ -87,6 +98,8 @@ def server(
         resume=resume,
         limits=_checked_limits(limit or []),
         health=parse_address(health, "--health") if health is not None else None,
+        web=web_address(METRICS_PORT if metrics_port is None else metrics_port, metrics_bind),
+        web_wanted=metrics_port is not None,
     )
     serve(settings)
 
@@ -115,10 +128,12 @@ def serve(settings: ServerSettings) -> None:
     make_folder(settings.state, "--state")
     with _only_one(settings.state):
         check_space(settings.state)
-        _check_free(settings.fleet, "--bind/--port")
-        _check_free(settings.control, "--control")
+        check_free(settings.fleet, "--bind/--port")
+        check_free(settings.control, "--control")
         if settings.health is not None:
-            _check_free(settings.health, "--health")
+            check_free(settings.health, "--health")
+        if settings.web is not None and settings.web_wanted:
+            check_free(settings.web, "--metrics-bind/--metrics-port")
         _run(settings)
 
 
@@ -146,6 +161,8 @@ def _run(settings: ServerSettings) -> None:
         env = running.environment.variables("server", extra=serverapp_environment(settings))
         say(f"starting; logs and runs are in {settings.state}")
         expiring = DailyWarnings(lambda: _expiring(settings))
+        running.stack.enter_context(_shown(settings, health))
+        running.stack.enter_context(_audited(settings))
         while True:
             supervisor.add(superlink_program(settings, apps, health, secret, env))
             if supervisor.run(lambda: is_serving(str(health)), _READY_SECONDS):
@@ -164,6 +181,42 @@ def _run(settings: ServerSettings) -> None:
             end_serverapps(settings.state)
             supervisor.run(lambda: not lack_of_space(settings.state, to_go_on=True))
             say("there is room again")
+
+
+@contextmanager
+def _audited(settings: ServerSettings) -> Iterator[None]:
+    """The server's start and its end in the audit log, with who started it. OSError."""
+    from blackthorn.flower_port.guard.audit import FILE, AuditLog
+    from blackthorn.installation import CODE
+
+    folder = settings.state / "guard"
+    folder.mkdir(exist_ok=True)
+    log = AuditLog(folder / FILE)
+    told = {"by": f"uid {os.getuid()}", "pid": os.getpid()}
+    log.write("server started", **told, code=CODE, tls=settings.certs is not None)
+    try:
+        yield
+    finally:
+        # A disk that is full must not keep it from ending.
+        with suppress(OSError):
+            log.write("server stopped", **told)
+
+
+@contextmanager
+def _shown(settings: ServerSettings, health: Address) -> Iterator[None]:
+    """/metrics and /healthz, as long as the block lasts."""
+    from blackthorn.launch.federation.measures import exposition
+    from blackthorn.launch.federation.server_metrics import ServerMetrics, server_problem
+    from blackthorn.launch.federation.service import say
+    from blackthorn.launch.federation.web_port import METRICS_TYPE, Page, healthz, web_port
+
+    metrics = ServerMetrics(settings, health)
+    pages = {
+        "/metrics": lambda: Page(exposition(metrics), kind=METRICS_TYPE),
+        "/healthz": healthz(lambda: server_problem(settings, health)),
+    }
+    with web_port(settings.web, pages, wanted=settings.web_wanted, say=say):
+        yield
 
 
 def _expiring(settings: ServerSettings) -> list[str]:
@@ -185,15 +238,3 @@ def _only_one(state: Path) -> Iterator[None]:
         except OSError as error:
             raise ConfigError(f"--state {state} is in use by another server") from error
         yield
-
-
-def _check_free(address: Address, option: str) -> None:
-    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-    with socket.socket(family) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((address.host, address.port))
-        except OSError as error:
-            raise ConfigError(
-                f"{option}: {address} cannot be listened on: {error.strerror or error}"
-            ) from error

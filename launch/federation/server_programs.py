@@ -16,7 +16,7 @@ from .service import say
 
 # A database that cannot grow loses what clients and runs report.
 _LEAST_BYTES, _ENOUGH_BYTES = 16 * 2**20, 32 * 2**20
-_SERVERAPPS, _DATABASE = "serverapps", "superlink.db"
+SERVERAPPS, DATABASE = "serverapps", "superlink.db"
 _ENDS = {
     "already in use": "another program took the port in the meantime",
     "database schema does not match": (
@@ -35,7 +35,7 @@ _UNWRITABLE = {
 
 def serverapp_environment(settings: ServerSettings) -> dict[str, str]:
     """What SuperLink, SuperExec and ServerApps have to know of how ServerApps live here."""
-    folder = str(settings.state / _SERVERAPPS)
+    folder = str(settings.state / SERVERAPPS)
     return {
         serverapp_process.FOLDER_VARIABLE: folder,
         serverapp_process.SERVER_VARIABLE: str(os.getpid()),
@@ -54,7 +54,7 @@ def superlink_program(
     """The SuperLink under process isolation, its state on disk; `apps` is its ServerApps' port."""
     command = ["flower-superlink", "--isolation", "process"]
     command += ["--superexec-auth-secret-file", str(secret)]
-    command += ["--database", str(settings.state / _DATABASE)]
+    command += ["--database", str(settings.state / DATABASE)]
     command += ["--serverappio-api-address", str(apps)]
     command += ["--fleet-api-address", str(settings.fleet)]
     command += ["--control-api-address", str(settings.control)]
@@ -97,7 +97,7 @@ def lack_of_space(state: Path, *, to_go_on: bool = False) -> str:
 
 def end_serverapps(state: Path) -> None:
     """End the ServerApps, which have no SuperLink; their runs go on when there is one again."""
-    serverapp_process.end_all(state / _SERVERAPPS)
+    serverapp_process.end_all(state / SERVERAPPS)
 
 
 def superexec_program(apps: Address, secret: Path, env: Mapping[str, str]) -> Program:
@@ -121,7 +121,7 @@ def superlink_end(settings: ServerSettings, status: int | None, tail: str) -> st
         # Without it their rounds would be lost to the deadlines.
         end_serverapps(settings.state)
         then = "runs go on then" if settings.resume else "the runs in it have failed"
-        return f"superlink ended: {settings.state / _DATABASE} {_UNWRITABLE[status]}; {then}"
+        return f"superlink ended: {settings.state / DATABASE} {_UNWRITABLE[status]}; {then}"
     for sign, words in _ENDS.items():
         if sign in tail:
             return f"superlink ended: {words}"

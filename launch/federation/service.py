@@ -24,10 +24,12 @@ _POLL_SECONDS = "0.5"
 
 @dataclass(frozen=True)
 class Service:
-    """A supervisor, the environment of its programs, and a folder that vanishes with them."""
+    """A supervisor, the environment of its programs, and a folder that vanishes with them; what
+    else ends with them goes on the `stack`."""
 
     supervisor: Supervisor
     environment: ProcessEnvironment
+    stack: contextlib.ExitStack
 
 
 @contextlib.contextmanager
@@ -59,7 +61,7 @@ def service(logs: Path, cwd: Path, *, warm: bool, stop_order: list[str]) -> Iter
         keeper = ProcessKeeper(folder)
         supervisor = Supervisor(keeper, logs, cwd, say)
         try:
-            yield Service(supervisor, environment)
+            yield Service(supervisor, environment, stack)
         finally:
             with interrupts.deferred() as held:
                 for name in stop_order:

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from blackthorn.settings.catalogue import ALGORITHMS
-from blackthorn.settings.declaration import FREE, KeyGroup, OneOf, by, unless
+from blackthorn.settings.declaration import BY_ALGORITHM, FREE, KeyGroup, OneOf, by, unless
 
 
 class Algorithm(KeyGroup):
@@ -24,11 +24,12 @@ class Learning(KeyGroup):
     """Who takes part in a round, and what clients do in it."""
 
     # Who takes part in a round.
-    participation: Literal["full", "fixed", "poisson", "with-replacement"] = Field(
+    participation: Literal["full", "fixed", "poisson", "rotating", "with-replacement"] = Field(
         "full",
         description="full: everybody; fixed: clients-per-round without replacement; "
-        "poisson: each with probability sample-rate; with-replacement (fa-ld): clients-per-round "
-        "draws by the clients' shares of the examples.",
+        "poisson: each with probability sample-rate; rotating (with noise for privacy): one of "
+        "bands groups in turn; with-replacement (samplers of a posterior): "
+        "clients-per-round draws by the clients' shares of the examples.",
     )
     clients_per_round: Annotated[int, by("participation", "fixed", "with-replacement")] = Field(
         0, ge=0, description="fixed: size of the cohort; with-replacement: draws."
@@ -36,8 +37,22 @@ class Learning(KeyGroup):
     sample_rate: Annotated[float, by("participation", "poisson")] = Field(
         1.0, ge=1e-9, le=1, description="Probability of joining."
     )
+    bands: Annotated[int, by("participation", "rotating")] = Field(
+        0, ge=0, description="b: groups of clients that take turns, each in every b-th round."
+    )
 
     # Local training.
+    trainer: Annotated[str, OneOf(("",), own=True)] = Field(
+        "",
+        description="A function of (model, data, round) that trains a client's model; empty: "
+        "local-steps of local-optimizer.",
+    )
+    local_optimizer: Annotated[Literal["sgd", "momentum", "adam", "adamw"], by("trainer", "")] = (
+        Field(
+            "sgd",
+            description="Optimizer of a client's steps, anew in a round; momentum: SGD with 0.9.",
+        )
+    )
     num_server_rounds: Annotated[int, FREE] = Field(10, ge=1, description="Communication rounds T.")
     local_steps: int = Field(5, ge=1, description="Local steps K in a round.")
     local_lr: float = Field(0.1, gt=0, description="Local learning rate.")
@@ -51,5 +66,12 @@ class Learning(KeyGroup):
     )
     local_lr_plateau: Annotated[float, by("local-lr-decay-when", "plateau")] = Field(
         0.001, ge=0, description="Gain that counts as a plateau."
+    )
+    client_momentum: Annotated[float, BY_ALGORITHM] = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="beta of the momentum that every client keeps from round to round and sends in "
+        "place of its update; 0: none.",
     )
     weight_decay: float = Field(0.0, ge=0, description="L2 coefficient in the local gradient.")

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from blackthorn.settings.declaration import PLACE, SERVER, KeyGroup, by
+from blackthorn.settings.declaration import BY_ALGORITHM, PLACE, SERVER, KeyGroup, by
 
 # Beyond, epsilon's arithmetic overflows.
 MOST_NOISE = 1e12
@@ -39,6 +39,11 @@ class Privacy(KeyGroup):
         description="Whose influence is bounded; auto: add-remove for poisson, zero-out for fixed "
         "and full.",
     )
+    banded_noise: Annotated[bool, SERVER, by("participation", "rotating")] = Field(
+        True,
+        description="A round's noise takes back some of that of the bands - 1 rounds before; "
+        "false: every round's is drawn anew.",
+    )
     noise_location: Annotated[Literal["server", "client"], by("noise", True)] = Field(
         "server", description="Who draws the noise; client: every invited client its share."
     )
@@ -46,6 +51,26 @@ class Privacy(KeyGroup):
         True,
         description="The server adds the shares of those that failed and one of its own; "
         "false claims nothing.",
+    )
+    # Secure aggregation (secure-dp-fedavg).
+    secure_bits: Annotated[int, BY_ALGORITHM] = Field(
+        16, ge=8, le=32, description="k: clients' integers are summed modulo 2^k."
+    )
+    secure_dropouts: Annotated[float, BY_ALGORITHM] = Field(
+        0.2,
+        ge=0,
+        lt=0.5,
+        description="Share of a round's clients that may vanish; the noise is enough without them.",
+    )
+    secure_server: Annotated[Literal["malicious", "semi-honest"], BY_ALGORITHM] = Field(
+        "malicious",
+        description="malicious: shares of two thirds of the clients open a secret, so that a "
+        "server that lies about who vanished learns no update; semi-honest: of half.",
+    )
+    denominator: Annotated[Literal["fixed", "replies"], by("noise", True)] = Field(
+        "fixed",
+        description="What a noised sum is divided by: r, fixed beforehand; or, where nothing is "
+        "claimed, the number of replies (Zhang et al.).",
     )
     max_epsilon: float = Field(
         0.0, ge=0, description="The run ends before the round that would pass it; 0: no limit."

@@ -4,35 +4,73 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from blackthorn.settings.catalogue import CLOSED_FORM, TASKS
-from blackthorn.settings.declaration import FREE, OF_A_CHAIN, PLACE, KeyGroup, OneOf, by, unless
+from blackthorn.settings.catalogue import CLOSED_FORM, LOSSES, TASKS
+from blackthorn.settings.declaration import (
+    BY_ALGORITHM,
+    FREE,
+    OF_A_CHAIN,
+    PLACE,
+    KeyGroup,
+    OneOf,
+    by,
+    unless,
+)
 
 
 class ProblemKeys(KeyGroup):
     """The learning problem: task, model, data, and how they are dealt. A task reads these alone."""
 
     task: Annotated[str, OneOf(TASKS, own=True)] = Field(
-        "digits", description="Data set and loss; own-data: every node brings its own examples."
+        "digits",
+        description="Data set and loss; own-data: every node brings its own examples; own-project: "
+        "data, model, loss and training are yours.",
     )
     model: Annotated[str, unless("task", *CLOSED_FORM)] = Field(
         "auto",
-        description="auto (the task's usual model), logistic, mlp-H[-H...] (hidden sizes), cnn, or "
-        "char-lstm[-H] (shakespeare).",
+        description="auto (the task's usual model), logistic, mlp-H[-H...] (hidden sizes), cnn, "
+        "alexnet or resnet-18 (with GroupNorm), or char-lstm[-H] (shakespeare).",
     )
-    init_variance: Annotated[float, by("model", "auto", "mlp", "cnn")] = Field(
+    init_variance: Annotated[float, by("model", "auto", "mlp", "cnn", "alexnet", "resnet")] = Field(
         2.0,
         ge=0,
         le=1e6,
-        description="Initial weights of mlp-H and cnn are N(0, init-variance / inputs of a unit).",
+        description="Initial weights of mlp-H, cnn, alexnet and resnet-18 are N(0, init-variance / "
+        "inputs of a unit).",
     )
     dtype: Literal["float32", "float64"] = Field(
         "float32", description="Precision of the model, of training and of the messages."
     )
-    input_shape: Annotated[str, by("task", "own-data")] = Field(
+    initial_model: Annotated[str, PLACE, unless("task", *CLOSED_FORM)] = Field(
+        "",
+        description="File with the first model's state_dict (.safetensors, .pt or .pth; of weights "
+        "alone). Empty: drawn from the seed.",
+    )
+    input_shape: Annotated[str, by("task", "own-data", "features", "own-project")] = Field(
         "", description="Shape of one example, such as 1,28,28 or 64."
     )
-    num_classes: Annotated[int, by("task", "own-data")] = Field(
+    num_classes: Annotated[int, by("task", "own-data", "features", "own-project")] = Field(
         0, ge=0, description="Number of classes."
+    )
+
+    # A project of one's own.
+    data: Annotated[str, OneOf(("",), own=True), by("task", "own-project")] = Field(
+        "",
+        description="A function that gives a client's examples by its client_id: a torch Dataset "
+        "or DataLoader, or a pair of them, of which the second is held out.",
+    )
+    test_data: Annotated[str, OneOf(("",), own=True), by("task", "own-project")] = Field(
+        "",
+        description="A function that gives the server's test examples; empty: the clients "
+        "evaluate, on what they hold out.",
+    )
+    loss: Annotated[str, OneOf(LOSSES, own=True), by("task", "own-project")] = Field(
+        "cross-entropy",
+        description="Loss of the model's outputs against the targets, in training and evaluation.",
+    )
+    evaluate: Annotated[str, OneOf(("",), own=True), by("task", "own-project")] = Field(
+        "",
+        description="A function of (model, data) that gives metrics by name; empty: the loss and, "
+        "by the loss, accuracy or r2.",
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
         default="auto",
@@ -42,9 +80,19 @@ class ProblemKeys(KeyGroup):
         ),
     )
     data_dir: Annotated[
-        str, PLACE, FREE, by("task", "mnist", "fashion-mnist", "cifar10", "shakespeare")
+        str,
+        PLACE,
+        FREE,
+        by("task", "mnist", "fashion-mnist", "emnist", "cifar10", "features", "shakespeare"),
     ] = Field(
         "", description="Folder of the data sets; empty: environment variable BLACKTHORN_DATA_DIR."
+    )
+
+    trusted_examples: int = Field(
+        0,
+        ge=0,
+        description="Test examples that the server trusts and trains on, in place of "
+        "trusted-data: it evaluates on the others.",
     )
 
     # Who holds which examples.
@@ -59,7 +107,7 @@ class ProblemKeys(KeyGroup):
             "full",
             "natural",
         ],
-        unless("task", "own-data", *CLOSED_FORM),
+        unless("task", "own-data", "own-project", *CLOSED_FORM),
     ] = Field(
         "iid",
         description="How the training examples are dealt to the clients; natural: as the data set "
@@ -75,7 +123,7 @@ class ProblemKeys(KeyGroup):
         0.5, gt=0, description="Concentration."
     )
     examples_per_client: Annotated[
-        int, by("partition", "dominant-label", "two-majority"), by("task", "bayes-linear")
+        int, by("partition", "iid", "dominant-label", "two-majority"), by("task", "bayes-linear")
     ] = Field(
         0,
         ge=0,
@@ -127,4 +175,11 @@ class ProblemKeys(KeyGroup):
 
     # What is drawn.
     seed: int = Field(0, ge=0, le=2**32 - 1, description="Seed of data split, model and sampling.")
+    chain: Annotated[int, BY_ALGORITHM, OF_A_CHAIN] = Field(
+        0,
+        ge=0,
+        le=1024,
+        description="Which chain of a posterior a run is: with the same data, cohorts, batches and "
+        "first weights of its own; 0: those of the seed.",
+    )
     batch_size: int = Field(32, ge=0, description="Examples a local step; 0: the full shard.")

@@ -4,8 +4,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from blackthorn.settings.catalogue import GUARANTEES
-from blackthorn.settings.declaration import KeyGroup, by, unless
+from blackthorn.settings.catalogue import GUARANTEES, TRUSTED
+from blackthorn.settings.declaration import PLACE, SERVER, KeyGroup, by, unless
 
 
 class Rule(KeyGroup):
@@ -14,12 +14,17 @@ class Rule(KeyGroup):
     aggregator: str = Field(
         "auto",
         description=f"Aggregation rule: auto (the algorithm's own), mean, {', '.join(GUARANTEES)}, "
-        "or your own as FILE.py:FUNCTION (see docs/extend.md). Any but auto replaces that of "
-        "algorithm rage.",
+        f"{', '.join(TRUSTED)} (on trusted data), or your own as FILE.py:FUNCTION (see "
+        "docs/extend.md). Any but auto replaces that of algorithm rage.",
     )
     pre_aggregator: Literal[
-        "none", "nearest-neighbour-mixing", "bucketing", "adaptive-clipping"
-    ] = Field("none", description="Mixes or clips the updates before the rule sees them.")
+        "none", "nearest-neighbour-mixing", "bucketing", "adaptive-clipping", "equal-lengths"
+    ] = Field("none", description="Mixes, clips or scales the updates before the rule sees them.")
+    trusted_data: Annotated[str, PLACE, SERVER, by("aggregator", *TRUSTED)] = Field(
+        "",
+        description="Examples that the server trusts, an .npz file or a folder of images as of "
+        "task own-data.",
+    )
     bucket_size: Annotated[int, by("pre-aggregator", "bucketing")] = Field(
         2, ge=1, description="Updates averaged in a bucket."
     )
@@ -48,6 +53,27 @@ class CorruptClients(KeyGroup):
     )
     num_corrupt: Annotated[int, unless("aggregator", "mean"), unless("pre-aggregator", "none")] = (
         Field(-1, ge=-1, description="Assumed corrupt clients in a round; -1: by corrupt-fraction.")
+    )
+    corrupt_clients: Annotated[int, unless("participation", "full")] = Field(
+        -1,
+        ge=-1,
+        description="Clients of the population that are taken to be corrupt, for cohort-risk; -1: "
+        "num-byzantine.",
+    )
+    cohort_risk: Annotated[float, unless("participation", "full")] = Field(
+        0.01,
+        gt=0,
+        le=1,
+        description="Largest probability that in a round of the run a cohort holds more corrupt "
+        "clients than the rule assumes.",
+    )
+    quarantine_after: Annotated[
+        int, SERVER, unless("aggregator", "mean"), unless("pre-aggregator", "none")
+    ] = Field(
+        0,
+        ge=0,
+        description="Rounds after which clients that are suspects then are left out of cohorts for "
+        "the rest of the run; 0: nobody ever is.",
     )
     rage_stop: Annotated[Literal["count", "appendix-f", "spectral"], by("aggregator", "rage")] = (
         Field(

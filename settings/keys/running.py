@@ -50,6 +50,13 @@ class Running(KeyGroup):
     round_timeout: Annotated[float, SERVER, FREE] = Field(
         120.0, gt=0, description="Seconds until a round's replies are due."
     )
+    client_processes: Annotated[int, SERVER, FREE] = Field(
+        1,
+        ge=1,
+        le=256,
+        description="In a simulation, how many clients with a trainer or a project of their own "
+        "are trained at a time, each in a process; memory is that of so many.",
+    )
     start_timeout: Annotated[float, SERVER, FREE] = Field(
         120.0,
         gt=0,

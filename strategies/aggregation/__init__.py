@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from .aggregate import Aggregate
+from .aggregate import Aggregate, RoundOfRule
 from .bulyan import bulyan
 from .caf import caf
 from .centered_clipping import centered_clipping
@@ -14,31 +14,32 @@ from .mean import mean
 from .mean_around_median import mean_around_median
 from .nearest_to_pivot import monna
 from .pre_aggregation import (
+    Buckets,
     adaptive_clipping,
-    adaptive_clipping_matrix,
-    bucket_matrix,
-    bucketing,
+    equal_lengths,
     mix,
-    nearest_neighbour_matrix,
-    nearest_neighbour_mixing,
+    nearest_neighbours,
     trace_back,
 )
 from .rage import rage
 from .tightest_subset import mda, smea
 from .trimmed_mean import trimmed_mean
+from .trusted import clipped_to, fltrust, validated
 
 __all__ = [
     "RULES",
     "Aggregate",
+    "Buckets",
+    "RoundOfRule",
     "Rule",
     "adaptive_clipping",
-    "adaptive_clipping_matrix",
-    "bucket_matrix",
-    "bucketing",
     "bulyan",
     "caf",
     "centered_clipping",
+    "clipped_to",
     "coordinate_median",
+    "equal_lengths",
+    "fltrust",
     "geometric_median",
     "get",
     "krum",
@@ -48,12 +49,12 @@ __all__ = [
     "mix",
     "monna",
     "multi_krum",
-    "nearest_neighbour_matrix",
-    "nearest_neighbour_mixing",
+    "nearest_neighbours",
     "rage",
     "smea",
     "trace_back",
     "trimmed_mean",
+    "validated",
 ]
 
 # rule(updates [K, d], num_corrupt, **the rule's own options) -> Aggregate

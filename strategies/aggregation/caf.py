@@ -6,10 +6,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from .aggregate import Aggregate, as_updates, check_minority
-from .blocks import weighted_sum
+from .aggregate import Aggregate, as_updates, check_minority, weighted_sum
 from .gram import gram_matrix
-from .rage import outlier_scores
+from .rage import one_blas_thread, outlier_scores
 
 
 def caf(updates: Any, num_corrupt: int) -> Aggregate:
@@ -41,16 +40,17 @@ def caf(updates: Any, num_corrupt: int) -> Aggregate:
     gram = gram_matrix(values)
     weights = np.ones(num_rows)
     best, smallest, iterations = weights, np.inf, 0
-    while iterations == 0 or weights.sum() > num_rows - 2 * num_corrupt:
-        alive = np.flatnonzero(weights)
-        scores, variance = outlier_scores(gram[np.ix_(alive, alive)], weights[alive])
-        if variance < smallest:
-            best, smallest = weights, variance
-        if scores.max() == 0:
-            break
-        weights = weights.copy()
-        weights[alive] *= 1 - scores / scores.max()
-        iterations += 1
+    with one_blas_thread():
+        while iterations == 0 or weights.sum() > num_rows - 2 * num_corrupt:
+            alive = np.flatnonzero(weights)
+            scores, variance = outlier_scores(gram[np.ix_(alive, alive)], weights[alive])
+            if variance < smallest:
+                best, smallest = weights, variance
+            if scores.max() == 0:
+                break
+            weights = weights.copy()
+            weights[alive] *= 1 - scores / scores.max()
+            iterations += 1
     shares = best / best.sum()
     vector = weighted_sum(values, shares)
     return Aggregate(vector, torch.from_numpy(shares), torch.from_numpy(shares > 0), iterations)

@@ -4,8 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from .aggregate import Aggregate, as_updates, check_minority, uniform_aggregate
-from .blocks import over_sorted_columns
+from .aggregate import Aggregate, as_updates, check_minority, over_sorted_columns, uniform_aggregate
 
 
 def coordinate_median(updates: Any, num_corrupt: int = 0) -> Aggregate:

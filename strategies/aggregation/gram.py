@@ -4,8 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .aggregate import check_finite
-from .blocks import column_blocks
+from .aggregate import check_finite, column_blocks
 
 # Numbers up to which float64 is as good as free.
 _SMALL = 1 << 20

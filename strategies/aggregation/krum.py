@@ -6,8 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .aggregate import Aggregate, as_matrix, check_num_corrupt
-from .blocks import weighted_sum
+from .aggregate import Aggregate, as_matrix, check_num_corrupt, weighted_sum
 from .gram import gram_matrix, squared_distances
 
 

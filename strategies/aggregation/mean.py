@@ -6,8 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .aggregate import Aggregate, as_updates
-from .blocks import weighted_sum
+from .aggregate import Aggregate, RoundOfRule, as_updates, weighted_sum
 
 
 def mean(updates: Any, weights: Any = None) -> Aggregate:
@@ -28,6 +27,15 @@ def mean(updates: Any, weights: Any = None) -> Aggregate:
     shares = np.full(len(values), 1 / len(values)) if weights is None else _shares(weights, values)
     vector = weighted_sum(values, shares)
     return Aggregate(vector, torch.from_numpy(shares), torch.from_numpy(shares > 0))
+
+
+def weighted_mean(
+    updates: Tensor,
+    weights: Tensor,
+    at: RoundOfRule,  # noqa: ARG001 (whatever the round)
+) -> Aggregate:
+    """Σ weights_i u_i."""
+    return mean(updates, weights)
 
 
 def _shares(weights: Any, values: Tensor) -> np.ndarray:

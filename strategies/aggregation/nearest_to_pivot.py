@@ -5,8 +5,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from .aggregate import Aggregate, as_updates, check_minority
-from .blocks import weighted_sum
+from .aggregate import Aggregate, as_updates, check_minority, weighted_sum
 from .coordinate_median import coordinate_median
 from .gram import centred_gram_matrix
 

@@ -5,6 +5,8 @@ Algorithm 2, with the stop rule and the average of its Appendix F.
 """
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any, Literal, get_args
 
@@ -14,8 +16,7 @@ from threadpoolctl import ThreadpoolController
 from torch import Tensor
 
 from ..bounding import row_norms
-from .aggregate import Aggregate, as_matrix, check_finite, check_num_corrupt
-from .blocks import weighted_sum
+from .aggregate import Aggregate, as_matrix, check_finite, check_num_corrupt, weighted_sum
 from .gram import centred_gram_matrix, gram_matrix, plain_gram_matrix
 
 RageStop = Literal["count", "appendix-f", "spectral"]
@@ -96,21 +97,22 @@ def _filter(values: Tensor, enough: int, bound: float) -> tuple[np.ndarray, int]
     if enough == 0:
         return weights, iterations
     norms, gram = _norms_and_gram(values)
-    while num_rows - len(alive) < enough:
-        scores, variance = outlier_scores(gram, weights[alive])
-        if variance <= bound or scores.max() == 0:
-            break
-        lower = (1 - scores / scores.max()) * weights[alive]
-        lower[lower < _ZERO_WEIGHT / num_rows] = 0
-        kept = lower > 0
-        if not kept.any():
-            break
-        weights[alive] = lower
-        removed, alive = alive[~kept], alive[kept]
-        gram = gram[np.ix_(kept, kept)]
-        iterations += 1
-        if norms[removed].max() > _HUGE * np.median(norms[alive]):
-            gram = gram_matrix(values, rows=alive)
+    with one_blas_thread():
+        while num_rows - len(alive) < enough:
+            scores, variance = outlier_scores(gram, weights[alive])
+            if variance <= bound or scores.max() == 0:
+                break
+            lower = (1 - scores / scores.max()) * weights[alive]
+            lower[lower < _ZERO_WEIGHT / num_rows] = 0
+            kept = lower > 0
+            if not kept.any():
+                break
+            weights[alive] = lower
+            removed, alive = alive[~kept], alive[kept]
+            gram = gram[np.ix_(kept, kept)]
+            iterations += 1
+            if norms[removed].max() > _HUGE * np.median(norms[alive]):
+                gram = gram_matrix(values, rows=alive)
     return weights, iterations
 
 
@@ -136,17 +138,25 @@ def outlier_scores(gram: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, f
     centred = gram - products[:, None] - products[None, :] + shares @ products
     root = np.sqrt(shares)
     last = len(gram) - 1
-    # Two threads on so small a matrix, beside PyTorch's, take many times as long as one.
-    with _blas().limit(limits=1, user_api="blas"):
-        eigenvalues, vectors = eigh(
-            root[:, None] * centred * root[None, :], subset_by_index=[last, last]
-        )
+    eigenvalues, vectors = eigh(
+        root[:, None] * centred * root[None, :], subset_by_index=[last, last]
+    )
     variance = float(eigenvalues[0])
     # Below this, what is left of equal rows is the rounding of G_c.
     if variance <= len(gram) * np.finfo(np.float64).eps * np.diag(gram).max():
         return np.zeros(len(gram)), 0.0
     # Divided before squared: the square of a large row's product overflows.
     return (centred @ (root * vectors[:, 0]) / math.sqrt(variance)) ** 2, variance
+
+
+@contextmanager
+def one_blas_thread() -> Iterator[None]:
+    """Two threads on a K×K matrix, beside PyTorch's, take many times as long as one."""
+    # Before _blas, which finds the libraries that are loaded; here, since it takes its time.
+    import scipy.linalg  # noqa: F401
+
+    with _blas().limit(limits=1, user_api="blas"):
+        yield
 
 
 @cache

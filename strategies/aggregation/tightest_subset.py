@@ -14,9 +14,11 @@ from torch import Tensor
 
 from blackthorn.settings.catalogue import MOST_SUBSETS
 
-from .aggregate import Aggregate, as_updates, check_minority
-from .blocks import weighted_sum
+from .aggregate import Aggregate, as_updates, check_minority, weighted_sum
 from .gram import gram_matrix, squared_distances
+
+# Subsets whose matrices are in memory together: some MB.
+_AT_ONCE = 1000
 
 
 def mda(updates: Any, num_corrupt: int) -> Aggregate:
@@ -84,24 +86,19 @@ def smea(updates: Any, num_corrupt: int) -> Aggregate:
             "allowed"
         )
     gram = gram_matrix(values)
-    best, smallest = np.arange(num_rows), np.inf
-    for subset in combinations(range(num_rows), num_rows - num_corrupt):
-        variance = _largest_variance(gram[np.ix_(subset, subset)])
-        if variance < smallest:
-            best, smallest = np.array(subset), variance
-    return _mean_of(values, best)
+    kept = np.array([*combinations(range(num_rows), num_rows - num_corrupt)])
+    parts = range(0, subsets, _AT_ONCE)
+    variances = [_largest_variances(gram, kept[first : first + _AT_ONCE]) for first in parts]
+    return _mean_of(values, kept[np.argmin(np.concatenate(variances))])
 
 
-def _largest_variance(gram: np.ndarray) -> float:
-    """λ_max of the covariance of rows with this Gram matrix about any centre."""
-    # Imported here, since it takes its time.
-    from scipy.linalg import eigh
-
-    centred = gram - gram.mean(axis=0)[None, :]
-    centred -= centred.mean(axis=1)[:, None]
-    last = len(gram) - 1
-    (largest,) = eigh(centred / len(gram), eigvals_only=True, subset_by_index=[last] * 2)
-    return float(largest)
+def _largest_variances(gram: np.ndarray, kept: np.ndarray) -> np.ndarray:
+    """λ_max [n] of the covariances of the rows `kept` [n, k], of a Gram matrix about any centre."""
+    centred = gram[kept[:, :, None], kept[:, None, :]]
+    centred -= centred.mean(axis=1, keepdims=True)
+    centred -= centred.mean(axis=2, keepdims=True)
+    largest: np.ndarray = np.linalg.eigvalsh(centred / kept.shape[1])[:, -1]
+    return largest
 
 
 def _mean_of(values: Tensor, kept: np.ndarray) -> Aggregate:

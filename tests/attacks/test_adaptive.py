@@ -1,25 +1,21 @@
 """The adaptive attack: no vector that it could try does more harm, and no other attack does."""
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 import torch
 
 from blackthorn import attacks
+from blackthorn.attacks import ServerRule
 from blackthorn.strategies import aggregation, clip
 
-Rule = Callable[[torch.Tensor], torch.Tensor]
 K, B = 20, 4
 
 
-def robust(name: str) -> Rule:
-    return lambda updates: aggregation.get(name)(updates, B).vector
+def robust(name: str, by_products: bool = False) -> ServerRule:
+    return ServerRule(lambda updates: aggregation.get(name)(updates, B).vector, by_products)
 
 
-def clipped_mean(updates: torch.Tensor) -> torch.Tensor:
-    return clip(updates, 2.0).mean(dim=0)
-
+clipped_mean = ServerRule(lambda updates: clip(updates, 2.0).mean(dim=0))
 
 RULES = {
     "clipped mean": clipped_mean,
@@ -39,7 +35,7 @@ def generator() -> np.random.Generator:
     return np.random.default_rng(5)
 
 
-def harm(rule: Rule, benign: torch.Tensor, sent: torch.Tensor) -> float:
+def harm(rule: ServerRule, benign: torch.Tensor, sent: torch.Tensor) -> float:
     average = benign.mean(dim=0)
     return -float((rule(torch.cat([benign, sent])) - average) @ average)
 
@@ -88,6 +84,55 @@ def test_colluders_that_know_only_each_other_still_turn_the_mean() -> None:
     average = rows[B:].mean(dim=0)
     honest = clipped_mean(rows)
     assert clipped_mean(torch.cat([rows[B:], sent])) @ average < 0.8 * float(honest @ average)
+
+
+def mean_without_copies(updates: torch.Tensor) -> torch.Tensor:
+    """The mean of the clipped rows that have no other within a tenth of their length."""
+    apart = torch.cdist(updates, updates) + 1e9 * torch.eye(len(updates), dtype=updates.dtype)
+    alone = apart.min(dim=1).values > 0.1 * updates.norm(dim=1)
+    return clip(updates[alone], 2.0).mean(dim=0)
+
+
+without_copies = ServerRule(mean_without_copies)
+
+
+def test_where_copies_are_thrown_away_each_sends_another_one() -> None:
+    rows = unlike(7)
+    benign, own = rows[B:], rows[:B]
+    honest = float(without_copies(rows) @ benign.mean(dim=0))
+    sent = attacks.adaptive(
+        own, num_clients=K, generator=generator(), honest=benign, rule=without_copies
+    )
+    assert float(torch.pdist(sent).min()) > 0.1 * float(sent.norm(dim=1).max())
+    assert without_copies(torch.cat([benign, sent])) @ benign.mean(dim=0) < 0.8 * honest
+
+
+@pytest.mark.parametrize("omniscient", [True, False])
+@pytest.mark.parametrize("name", ["mean", "rage", "caf", "geometric-median", "multi-krum"])
+def test_by_coordinates_in_the_span_it_finds_what_it_finds_by_the_whole(
+    name: str, omniscient: bool
+) -> None:
+    """A rule of inner products is asked about vectors as short as the span has dimensions."""
+    rows = unlike(4, 300)
+    benign, own = rows[B:], rows[:B]
+    seen: list[int] = []
+
+    def answer(updates: torch.Tensor) -> torch.Tensor:
+        seen.append(updates.shape[1])
+        return aggregation.get(name)(updates, B).vector
+
+    sent = [
+        attacks.adaptive(
+            own,
+            num_clients=K,
+            generator=generator(),
+            honest=benign if omniscient else None,
+            rule=ServerRule(answer, by_products),
+        )
+        for by_products in (False, True)
+    ]
+    assert set(seen) == {300, 2 * K}
+    torch.testing.assert_close(sent[1], sent[0], rtol=1e-6, atol=1e-8)
 
 
 def test_an_update_of_zeros_is_sent_as_it_is() -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from blackthorn import attacks
+from blackthorn.attacks import ServerRule
 from blackthorn.attacks.distance_attacks import Perturbation
 from blackthorn.attacks.vector_attacks import VectorFunction, baruch_z
 
@@ -42,7 +43,11 @@ def run(
 ) -> torch.Tensor:
     attack = vector_attack(name)
     return attack(
-        own, num_clients=num_clients, generator=philox(seed), honest=honest, rule=plain_mean
+        own,
+        num_clients=num_clients,
+        generator=philox(seed),
+        honest=honest,
+        rule=ServerRule(plain_mean),
     )
 
 

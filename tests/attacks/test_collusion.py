@@ -3,6 +3,7 @@
 import datetime
 import ipaddress
 import logging
+import runpy
 import subprocess
 import sys
 import time
@@ -243,7 +244,7 @@ def test_the_generated_code_is_that_of_the_proto_file(repository: Path, tmp_path
         assert (tmp_path / name).read_text() == (folder / name).read_text()
 
 
-def test_the_service_is_a_program_that_says_where_it_listens(tmp_path: Path) -> None:
+def test_the_service_is_a_program_that_says_where_it_listens() -> None:
     command = [sys.executable, "-u", "-m", "blackthorn.attacks.collusion", "--colluders", "1"]
     command += ["--listen", "127.0.0.1:0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
@@ -254,11 +255,17 @@ def test_the_service_is_a_program_that_says_where_it_listens(tmp_path: Path) -> 
             assert torch.equal(updates[0], vector(0))
         finally:
             process.terminate()
-    refused = subprocess.run(
-        [*command, "--key", str(tmp_path / "absent")], capture_output=True, text=True, timeout=LONG
-    )
-    assert refused.returncode == 2
-    assert "--certificate and --key are given together" in refused.stderr
+
+
+def test_a_key_without_its_certificate_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["--colluders", "1", "--listen", "127.0.0.1:0", "--key", str(tmp_path / "absent")]
+    monkeypatch.setattr(sys, "argv", ["collusion", *given])
+    with pytest.raises(SystemExit) as refused:
+        runpy.run_module("blackthorn.attacks.collusion", run_name="__main__")
+    assert refused.value.code == 2
+    assert "--certificate and --key are given together" in capsys.readouterr().err
 
 
 # The same lies as in a simulation.

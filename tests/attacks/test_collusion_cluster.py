@@ -26,7 +26,7 @@ def configuration(repository: Path, folder: Path, attack: str, **options: Any) -
         "num-clients": CLIENTS,
         "num-byzantine": BYZANTINE,
         "num-server-rounds": ROUNDS,
-        "round-timeout": 40.0,
+        "round-timeout": 150.0,
         "attack": attack,
         "output-dir": str(folder),
         **options,

@@ -1,6 +1,6 @@
 """The rogue's command line, and which behaviour it shows when."""
 
-import subprocess
+import runpy
 import sys
 
 import pytest
@@ -64,8 +64,14 @@ def test_wrong_arguments_end_with_two(capsys: pytest.CaptureFixture[str]) -> Non
         assert capsys.readouterr().err.startswith("rogue: ")
 
 
-def test_its_help_names_the_behaviours() -> None:
-    command = [sys.executable, "-m", "blackthorn.attacks.rogue", "--help"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout.startswith("usage: rogue")
-    assert "drip-fed" in done.stdout
+@pytest.mark.filterwarnings("ignore::RuntimeWarning:runpy")
+def test_its_help_names_the_behaviours(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["rogue", "--help"])
+    with pytest.raises(SystemExit) as left:
+        runpy.run_module("blackthorn.attacks.rogue", run_name="__main__")
+    assert not left.value.code
+    said = capsys.readouterr().out
+    assert said.startswith("usage: rogue")
+    assert "drip-fed" in said

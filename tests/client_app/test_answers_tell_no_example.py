@@ -19,7 +19,7 @@ from blackthorn.client_app.dp_sgd import DPSGD, train_dp_sgd
 from blackthorn.randomness import Stream
 from blackthorn.settings.config import RunConfig
 from blackthorn.strategies.array_codec import encode
-from blackthorn.strategies.entropy import SeededRandomness
+from blackthorn.strategies.noise import SeededRandomness
 from blackthorn.tasks.datasets import Examples
 from blackthorn.tasks.flat_model import FlatModel
 from blackthorn.tasks.shards import ExampleShard

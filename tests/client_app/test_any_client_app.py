@@ -309,6 +309,37 @@ def test_local_statistics_stay_with_their_client() -> None:
         assert all(not np.array_equal(own, last[other]) for other in last if other != node)
 
 
+def test_another_strategy_of_the_same_run_begins_with_its_own_statistics() -> None:
+    """What the app is given, train and evaluate, of two strategies and of the first going on."""
+    given: list[np.ndarray] = []
+
+    def noting(message: Message, context: Context, call_next: Any) -> Message:
+        arrays = message.content.array_records.get("arrays")
+        if arrays is not None and message.metadata.dst_node_id == 10:
+            given.append(arrays["1.running_mean"].numpy())
+        return call_next(message, context)
+
+    grid = project_grid(mods=[mod, noting])
+    one, other = (GFedAvg(statistics="local", **OPTIONS) for _ in range(2))
+    first, second = network(), network()
+    with torch.no_grad():
+        second.get_buffer("1.running_mean").fill_(3.0)
+    start(one, grid, first)
+    state = one.state()
+    assert not np.array_equal(given[0], given[-1])
+    for strategy in (other, one):
+        given.clear()
+        start(strategy, grid, second)
+        assert set(given[0].tolist()) == {3.0}
+    given.clear()
+    initial = ArrayRecord(first.state_dict())
+    one.start(grid, initial, num_rounds=3, timeout=60, from_state=state)
+    gone_on = given.copy()
+    given.clear()
+    start(GFedAvg(statistics="local", **OPTIONS), project_grid(mods=[mod, noting]), first, 3)
+    np.testing.assert_array_equal(gone_on, given[-len(gone_on) :])
+
+
 def test_loading_by_the_round_begins_with_the_statistics_that_were_kept() -> None:
     begun: list[tuple[int, np.ndarray]] = []
 
@@ -364,7 +395,7 @@ def test_tied_parameters_that_would_count_twice_are_refused() -> None:
 
 
 def test_both_names_are_there_from_the_package() -> None:
-    assert set(client_app.__all__) == {"Mod", "Round", "mod"}
+    assert set(client_app.__all__) == {"Mod", "Round", "TrainerRound", "mod"}
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = client_app.nothing
     assert isinstance(mod, client_app.Mod)

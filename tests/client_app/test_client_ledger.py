@@ -57,6 +57,30 @@ def test_a_round_is_answered_once_in_order_and_only_where_the_run_has_it(tmp_pat
     assert sent.local == [(Release(4.0 / (2 * math.sqrt(COHORT))), 3)]
 
 
+@pytest.mark.parametrize("key", ["ledger", "policy"])
+def test_a_node_s_files_are_named_by_their_whole_paths(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
+    """From another folder it would be another ledger, which begins anew."""
+    monkeypatch.chdir(tmp_path)
+    client, config = Client(tmp_path, "max-rounds = 1000"), run_config(AT_CLIENTS)
+    client.node[key] = Path(client.node[key]).name
+    with pytest.raises(ValueError, match="the client's policy or ledger cannot be used"):
+        client.train(config, 1)
+    assert not list(tmp_path.rglob("*ledger*"))
+
+
+def test_a_ledger_that_begins_anew_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    client, config = Client(tmp_path, "max-rounds = 1000"), run_config(AT_CLIENTS)
+    assert client.train(config, 1).has_content()
+    assert str(client.ledger) in caplog.text
+    caplog.clear()
+    assert client.train(config, 2).has_content()
+    assert caplog.text == ""
+
+
 def test_a_round_that_may_be_repeated_is_charged_again(tmp_path: Path) -> None:
     """As for a server that goes on after a crash; the limits hold all the same."""
     client = Client(tmp_path, "max-rounds = 3\nrepeated-rounds = true")

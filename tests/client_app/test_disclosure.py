@@ -1,6 +1,7 @@
 """What a client sends besides its model, under each claim: two data sets that differ in one example
 must look alike wherever one is made, from the ClientApp as from the engine."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,13 +9,16 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
+from policy_client import AT_CLIENTS, Client, run_config, train_message
 
 from blackthorn.client_app import clientapp as client_app
 from blackthorn.client_app.clientapp import app
+from blackthorn.client_app.configured_rule import check_rule
 from blackthorn.client_app.disclosure import UNTOLD, PublicRefusal, disclosed, disclosing
+from blackthorn.client_app.messages import read_round
 from blackthorn.client_app.node_data import load_node_client
 from blackthorn.server_app.build import build_strategy
-from blackthorn.server_app.run import evaluation_of
+from blackthorn.server_app.evaluation import evaluation_of
 from blackthorn.settings.config import ConfigError, RunConfig, make_config, to_mapping
 from blackthorn.simulation.engine import EngineGrid
 from blackthorn.strategies import RoundContext
@@ -242,3 +246,32 @@ def test_weights_by_counts_are_refused_where_counts_are_not_told() -> None:
         make_config({**SAMPLE, "weighting": "num-examples"})
     assert "\n" not in str(raised.value)
     make_config({**SAMPLE, "weighting": "num-examples", "claim-privacy": False})
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {**AT_CLIENTS, "claim-privacy": False},
+        {**AT_CLIENTS, "insecure-seeded-noise": True},
+        {**AT_CLIENTS, "algorithm": "fat-clipping-pr", "epsilon": 0.0, "noise-location": "server"},
+        SAMPLE,
+    ],
+)
+def test_a_server_that_claims_more_than_the_client_s_configuration_is_told_nothing(
+    tmp_path: Path, values: dict[str, Any]
+) -> None:
+    client, config = Client(tmp_path, ledger=False), run_config({**values, "model": "logistic"})
+    for kind in ("query", "train"):
+        message = Message(train_message(config, 1).content, 5, kind)
+        message.content.config_records["config"]["claim"] = "client"
+        if kind == "query":
+            content = client.send(config, message).content
+            assert set(content.metric_records["metrics"]) == {"client-id"}
+            said = str(content.config_records["config"]["problem"])
+        else:
+            with pytest.raises(PublicRefusal) as refused:
+                client.send(config, message)
+            said = str(refused.value)
+        assert "the server claims the clients' privacy, and this client's run" in said
+        with pytest.raises(PublicRefusal, match="the server claims the clients' privacy"):
+            check_rule(config, replace(read_round(message), claimed=True))

@@ -27,8 +27,8 @@ from blackthorn.client_app.dp_sgd import (
 from blackthorn.randomness import Stream
 from blackthorn.recording.run_folder import read_metrics
 from blackthorn.settings.config import ConfigError, make_config
-from blackthorn.strategies import entropy
-from blackthorn.strategies.entropy import SeededRandomness, SystemRandomness
+from blackthorn.strategies import noise
+from blackthorn.strategies.noise import SeededRandomness, SystemRandomness
 from blackthorn.tasks.datasets import Examples
 from blackthorn.tasks.flat_model import FlatModel
 from blackthorn.tasks.labelled import cross_entropy
@@ -216,7 +216,7 @@ def test_every_number_is_the_operating_systems(monkeypatch: pytest.MonkeyPatch) 
             taken += size
             return bytes(drawn)
 
-        monkeypatch.setattr(entropy.os, "urandom", urandom)
+        monkeypatch.setattr(noise.os, "urandom", urandom)
         keys = [(config.seed, 1, 0)]
         return train_clients_privately(config, model, start, [shard], 0.5, keys)[0][0], taken
 

@@ -1,11 +1,12 @@
 """Under a client-level claim the mod sends the noised model and nothing that the app's examples
 decide, whatever the app answers with."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from memory_grid import MemoryGrid, runs
@@ -46,10 +47,10 @@ def private(location: Any = "client") -> FederatedStrategy:
 
 
 def one_round(
-    strategy: FederatedStrategy, train: Train, start: Any
+    strategy: FederatedStrategy, train: Train, start: Any, mods: Sequence[Any] = (mod,)
 ) -> tuple[list[Message], RoundReport]:
     """What the one client answers, and the round's report."""
-    app, replies, reports = ClientApp(mods=[mod]), list[Message](), list[RoundReport]()
+    app, replies, reports = ClientApp(mods=list(mods)), list[Message](), list[RoundReport]()
     app.train()(lambda message, context: train(message))  # noqa: ARG005
     inner = runs(app, **{"partition-id": 0})
 
@@ -62,6 +63,25 @@ def one_round(
     strategy._observers.append(reports.append)
     strategy.start(MemoryGrid({10: answer}), start, num_rounds=1, timeout=60)
     return replies, reports[0]
+
+
+@pytest.mark.parametrize("location", ["server", "client"])
+@pytest.mark.parametrize("part", ["load", "optimizer", "wrap", "reply"])
+def test_without_the_mod_a_round_does_nothing_under_a_claim(location: Any, part: str) -> None:
+    """It is refused before an example is looked at: what the training raises would be told."""
+
+    def train(message: Message) -> Message:
+        round_, net = Round.of(message), network()
+        if part == "reply":
+            return round_.reply(net)
+        given = torch.optim.SGD(net.parameters(), 1.0) if part == "wrap" else net
+        getattr(round_, part)(given)
+        raise ValueError(SECRET)
+
+    (reply,), report = one_round(private(location), train, network(), mods=())
+    assert SECRET not in str(reply.error.reason)
+    assert "add mods=[blackthorn.client_app.mod] to its ClientApp" in str(reply.error.reason)
+    assert report.accepted == []
 
 
 def moved_to(value: float) -> Train:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from blackthorn.client_app.dp_sgd import DPSGD, _clipped_sum, train_dp_sgd
 from blackthorn.randomness import Stream
-from blackthorn.strategies.entropy import SeededRandomness
+from blackthorn.strategies.noise import SeededRandomness
 from blackthorn.tasks.datasets import Examples
 from blackthorn.tasks.flat_model import FlatModel
 from blackthorn.tasks.labelled import cross_entropy

@@ -14,7 +14,7 @@ from blackthorn.client_app.training import train_clients
 from blackthorn.strategies.biclip import BiClipGradient
 from blackthorn.strategies.clipping import ClipGradient
 from blackthorn.strategies.fed_langevin import LangevinSteps
-from blackthorn.strategies.layout import ModelLayout
+from blackthorn.strategies.global_model import ModelLayout
 from blackthorn.strategies.local_rule import LocalRule, LocalSGD
 from blackthorn.tasks.datasets import Examples
 from blackthorn.tasks.flat_model import FlatModel

@@ -23,6 +23,7 @@ from blackthorn.experiments.study import Context, Scale, blocks
 from blackthorn.settings.config import RunConfig, make_config
 from blackthorn.strategies.reports import RoundReport
 from blackthorn.tasks.problem import load_problem
+from blackthorn.tasks.shards import ExampleShard
 
 
 def run_of(config: RunConfig) -> tuple[EngineRun, list[RoundReport]]:
@@ -214,9 +215,44 @@ def test_an_attacked_run_counts_whom_rage_removes() -> None:
     settings |= {"task": "digits", "aggregator": "rage", "seed": 0, "num-server-rounds": 3}
     settings |= {"attack": "reverse-scaled-average", "num-byzantine": 5}
     found = byzantine_mnist.attacked(settings, Context())
-    assert found["corrupt removed"] == 100.0
-    assert 0 < found["honest removed"] < 20
+    assert found["corrupt removed"] == [100.0] * 3
+    assert all(0 < share < 20 for share in found["honest removed"])
     assert len(found["loss"]) == len(found["accuracy"]) == len(found["seconds"]) == 4
     unfiltered = byzantine_mnist.attacked({**settings, "aggregator": "mean"}, Context())
-    assert unfiltered["corrupt removed"] == 0
+    assert unfiltered["corrupt removed"] == [0.0] * 3
     assert unfiltered["loss"][-1] > found["loss"][-1]
+
+
+def test_a_draw_moves_the_initial_weights_alone() -> None:
+    """Draw 1 begins with another model; clients, batches and attackers are the seed's."""
+    settings = {**byzantine_mnist.SETTING, **byzantine_mnist.QUICK, **byzantine_mnist.DIGITS}
+    settings |= {"task": "digits", "seed": 0, "num-server-rounds": 1, "aggregator": "mean"}
+    seen: list[tuple[EngineRun, RoundReport]] = []
+
+    def noting(run: EngineRun) -> None:
+        reports: list[RoundReport] = []
+        run_alone(EngineRun(run.config, run.problem, [*run.observers, reports.append]))
+        seen.append((run, reports[0]))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(byzantine_mnist, "run_alone", noting)
+        for draw in (0, 1, 1):
+            byzantine_mnist.attacked({**settings, "draw": draw}, Context())
+    (first, start), (second, other), (_, again) = seen
+    product = load_problem(make_config(settings)).model
+    torch.testing.assert_close(start.model, product.flatten(dict(product.module.state_dict())))
+    assert torch.equal(other.model, again.model)
+    assert not torch.allclose(start.model, other.model, atol=0.01)
+    for one, two in zip(first.problem.shards(), second.problem.shards(), strict=True):
+        assert isinstance(one, ExampleShard) and isinstance(two, ExampleShard)
+        assert np.array_equal(one.all_rows, two.all_rows)
+    assert first.config == second.config
+
+
+def test_a_draw_s_runs_are_numbered_and_one_goes_on_to_epoch_40(data_dir: str) -> None:
+    cells = byzantine_mnist.cells(Scale(seeds=2, draws=2, data_dir=data_dir), ("A.6",))
+    own = [cell for cell in cells if cell.label[:2] == ("A.6", "median")]
+    assert [cell.label[2] for cell in own] == [0, 1, 2, 3]
+    shown = [(c.settings["seed"], c.settings["draw"], c.settings["num-server-rounds"]) for c in own]
+    assert shown == [(0, 0, 45), (0, 1, 25), (1, 0, 45), (1, 1, 25)]
+    assert 45 * byzantine_mnist.epochs_a_round(Scale(data_dir=data_dir)) == pytest.approx(40.32)

@@ -15,20 +15,22 @@ from blackthorn.experiments.store import Store
 from blackthorn.experiments.study import Cell, Experiment, Scale
 from blackthorn.launch.commands import reproduce as command
 
-# What makes a cell long, and how much of it is left. A tail of 20 rounds is averaged over.
+# What makes a cell long, and how much of it is left: of fewer rounds some means are of nothing.
 SHORT = {
-    "num-server-rounds": 6,
+    "num-server-rounds": 5,
     "local-steps": 2,
     "samples": 5000,
     "rounds": 30,
-    "burn-in": 2,
-    "max-samples": 4,
+    "burn-in": 1,
+    "max-samples": 3,
     "evaluate-every": 1,
 }
 
 
 def shortened(settings: Mapping[str, Any]) -> dict[str, Any]:
-    return {k: min(SHORT[k], v) if k in SHORT and v else v for k, v in settings.items()}
+    short = {k: min(SHORT[k], v) if k in SHORT and v else v for k, v in settings.items()}
+    # This attacker runs the rule some hundred times a round.
+    return short | ({"num-server-rounds": 1} if settings.get("attack") == "adaptive" else {})
 
 
 def small(experiment: Experiment) -> Experiment:

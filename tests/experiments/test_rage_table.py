@@ -4,40 +4,44 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from blackthorn.experiments import byzantine_mnist, rage
 from blackthorn.experiments.byzantine_mnist import ATTACKS, KEYS
-from blackthorn.experiments.byzantine_verdicts import EXPECTED, REMOVED
+from blackthorn.experiments.byzantine_verdicts import EXPECTED, REMOVED, expected_range
 from blackthorn.experiments.study import Context, Scale, Value
 from blackthorn.launch.commands.recipes import recipe_config
 from blackthorn.settings.config import make_config, to_mapping
 
 FULL = Scale()
-_ran: dict[tuple[str, str], Value] = {}
+_ran: dict[tuple[str, str, int], Value] = {}
 
 
-def settings(attack: str, rule: str) -> Mapping[str, Any]:
+def settings(attack: str, rule: str, draw: int = 0) -> Mapping[str, Any]:
+    """A cell's, of the table's rounds alone."""
     cells = {cell.label: cell for cell in byzantine_mnist.all_cells(FULL)}
-    return cells[attack, rule, 0].settings
+    return {**cells[attack, rule, draw].settings, "num-server-rounds": 25}
 
 
-def measured(attack: str, rule: str, data_dir: str) -> Value:
+def measured(attack: str, rule: str, data_dir: str, draw: int = 0) -> Value:
     """The run behind a cell of the table, once a session."""
-    if (attack, rule) not in _ran:
+    if (attack, rule, draw) not in _ran:
         context = Context(data_dir, None)
-        _ran[attack, rule] = byzantine_mnist.attacked(settings(attack, rule), context)
-    return _ran[attack, rule]
+        own = settings(attack, rule, draw)
+        _ran[attack, rule, draw] = byzantine_mnist.attacked(own, context)
+    return _ran[attack, rule, draw]
 
 
-def accuracy(attack: str, rule: str, data_dir: str) -> float:
-    return measured(attack, rule, data_dir)["accuracy"][-1]
+def accuracy(attack: str, rule: str, data_dir: str, draw: int = 0) -> float:
+    return measured(attack, rule, data_dir, draw)["accuracy"][-1]
 
 
 @pytest.mark.usefixtures("data_dir")
 def test_the_recipe_is_the_table_s_setting(repository: Path) -> None:
     recipe = recipe_config(repository / "recipes" / "rage-mnist.toml", (), {})
-    cell = make_config({**settings("A.6", "rage"), "aggregator": "auto"})
+    own = {key: value for key, value in settings("A.6", "rage").items() if key != "draw"}
+    cell = make_config({**own, "aggregator": "auto"})
     assert to_mapping(recipe) == to_mapping(cell)
 
 
@@ -50,7 +54,7 @@ def test_every_cell_is_a_configuration(quick: bool, request: pytest.FixtureReque
     found = set()
     for experiment in rage.PAPER.experiments:
         for cell in experiment.cells(scale):
-            config = make_config(dict(cell.settings))
+            config = make_config({k: v for k, v in cell.settings.items() if k != "draw"})
             attack, rule = str(cell.label[0]), str(cell.label[1])
             assert config.attack == KEYS.get(attack, "none")
             assert config.aggregator == rule
@@ -70,37 +74,23 @@ def test_in_two_rounds_rage_removes_the_colluders_and_the_mean_loses(data_dir: s
         value = byzantine_mnist.attacked(few, Context(data_dir, None))
         assert len(value["accuracy"]) == 3
         final[rule] = value["accuracy"][-1]
-        assert value["corrupt removed"] == (100 if rule == "rage" else 0)
-        assert value["honest removed"] == pytest.approx(100 / 175 if rule == "rage" else 0)
+        assert value["corrupt removed"] == [100 if rule == "rage" else 0] * 2
+        honest = 100 / 175 if rule == "rage" else 0
+        assert value["honest removed"] == pytest.approx([honest] * 2)
     assert final["rage"] > final["mean"] + 3
 
 
-# Seed 0 misses these (docs/attacks.md): the page's tolerance stays, and the day one is met is news.
-MISSED = {
-    ("A.2", "trimmed-mean"): "77.3, expected 72.9 within 3",
-    ("A.2", "median"): "63.4, expected 50.8 within 10",
-    ("A.6", "trimmed-mean"): "69.3, expected 62.9 within 3",
-    ("A.6", "median"): "61.5, expected 50.6 within 10",
-}
-ROWS = [
-    pytest.param(
-        attack,
-        rule,
-        marks=[pytest.mark.xfail(strict=True, reason=MISSED[attack, rule])]
-        if (attack, rule) in MISSED
-        else [],
-    )
-    for attack, row in EXPECTED.items()
-    for rule in row
-]
+ROWS = [(attack, rule) for attack, row in EXPECTED.items() for rule in row]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("attack", "rule"), ROWS)
 def test_every_rule_s_accuracy_is_the_table_s(data_dir: str, attack: str, rule: str) -> None:
-    steady = rule in ("rage", "mean", "trimmed-mean")
-    points = (5 if attack == "A.1" else 3) if steady else 10
-    assert accuracy(attack, rule, data_dir) == pytest.approx(EXPECTED[attack][rule], abs=points)
+    """Where the draw of the initial weights moves it by many points, its mean over five is."""
+    draws = range(5) if isinstance(EXPECTED[attack][rule], tuple) else range(1)
+    mean = np.mean([accuracy(attack, rule, data_dir, draw) for draw in draws])
+    low, high = expected_range(attack, rule)
+    assert low <= mean <= high
 
 
 @pytest.mark.slow
@@ -113,19 +103,8 @@ def test_rage_comes_before_the_trimmed_mean_and_that_before_the_median(
     assert best > middle > worst
 
 
-SHARES = [
-    pytest.param(
-        attack,
-        marks=[pytest.mark.xfail(strict=True, reason="8 % with seed 0, expected none")]
-        if attack == "A.2"
-        else [],
-    )
-    for attack in sorted(REMOVED)
-]
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("attack", SHARES)
+@pytest.mark.parametrize("attack", sorted(REMOVED))
 def test_rage_removes_as_many_colluders_as_is_recorded(data_dir: str, attack: str) -> None:
     low, high, _ = REMOVED[attack]
-    assert low <= measured(attack, "rage", data_dir)["corrupt removed"] <= high
+    assert low <= np.mean(measured(attack, "rage", data_dir)["corrupt removed"]) <= high

@@ -173,7 +173,7 @@ def test_a_claim_s_verdict_follows_from_its_findings(findings: list[Finding], ve
     unchecked = Claim("c", findings, not_checked="no MNIST")
     assert unchecked.verdict == "not checked"
     assert unchecked.sentence == "not checked: no MNIST"
-    assert spread([1.0, 2.0]) == "1.5 (1.0 to 2.0)"
+    assert spread([1.0, 2.0]) == "1.5 ± 0.5 (1.0 to 2.0)"
 
 
 class Reader(html.parser.HTMLParser):
@@ -291,7 +291,7 @@ def test_what_needs_no_data_is_reported_without_them(
         "a-paper", "A paper", "Nobody", [wanted, replace(wanted, name="p", cells=pictures)]
     )
     monkeypatch.setitem(command.PAPERS, "a-paper", paper)
-    monkeypatch.setattr(runner, "_executor", runner.in_this_process)
+    monkeypatch.setattr(runner, "executor", runner.in_this_process)
     options = command.Options(Scale(data_dir=str(tmp_path)), wanted.name, tmp_path / "out")
     command.reproduce("a-paper", options, quiet(), quiet())
     page = (tmp_path / "out" / "report.html").read_text()
@@ -327,11 +327,29 @@ def test_the_command_ends_with_1_where_a_verdict_is_not_the_expected_one(
         paper = Paper("a-paper", "A paper", "Nobody", [experiment])
         monkeypatch.setitem(command.PAPERS, "a-paper", paper)
         # A stand-in for a paper is not known in new processes.
-        monkeypatch.setattr(runner, "_executor", runner.in_this_process)
+        monkeypatch.setattr(runner, "executor", runner.in_this_process)
         folder = str(tmp_path / str(numbers))
         done = CliRunner().invoke(app, ["reproduce", "a-paper", "--output-dir", folder])
         assert done.exit_code == code, done.output
         assert ("as expected" in done.output) == (code == 0)
+
+
+def test_all_papers_are_held_by_the_worst_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "executor", runner.in_this_process)
+    for numbers, code in ((4, 0), (3, 1)):
+        papers = {
+            name: Paper(name, name, "Nobody", [doubling(tmp_path / "log", numbers=own)])
+            for name, own in (("one", numbers), ("two", 4))
+        }
+        monkeypatch.setattr(command, "PAPERS", papers)
+        folder = tmp_path / str(numbers)
+        done = CliRunner().invoke(app, ["reproduce", "all", "--output-dir", str(folder)])
+        assert done.exit_code == code, done.output
+        assert {path.parent.name for path in folder.glob("*/report.html")} == {"one", "two"}
+    with pytest.raises(ConfigError, match="--only x is not allowed with all papers"):
+        command.reproduce("all", command.Options(only="x"), Console(), Console())
 
 
 @pytest.mark.parametrize("paper", sorted(command.PAPERS))

@@ -1,5 +1,6 @@
 """The guard in front of Flower's real Fleet API: what a rogue with one key, or none, can do."""
 
+import contextlib
 import resource
 import threading
 import time
@@ -34,7 +35,11 @@ from blackthorn.flower_port.guard.limits import Limits
 PROMPT_SECONDS = 10.0
 
 LIMITS = Limits(
-    stranger_seconds=2.0, idle_connection_seconds=2.0, request_seconds=4.0, offences=1000
+    stranger_seconds=2.0,
+    idle_connection_seconds=2.0,
+    request_seconds=4.0,
+    offences=1000,
+    key_connections_a_minute=30,
 )
 
 
@@ -196,13 +201,37 @@ def test_a_key_has_no_more_than_its_share(guarded: Fleet) -> None:
     assert guarded.refused(greedy)["requests at a time"] >= 1
 
 
+def test_a_key_holds_no_more_connections_than_its_share(guarded: Fleet) -> None:
+    """The newest stay: who is honest has come back, and its old connection is dead."""
+    greedy, spare = guarded.node(), 4
+    with contextlib.ExitStack() as held:
+        for _ in range(int(LIMITS.key_connections) + spare):
+            newest = held.enter_context(greedy.stub())
+            _beat(newest, greedy)
+        until(lambda: guarded.refused(greedy).get("connections", 0) >= spare)
+        _beat(newest, greedy)
+    assert guarded.refused(greedy).keys() == {"connections"}
+
+
+def test_a_key_makes_no_more_connections_in_a_minute_than_its_share(guarded: Fleet) -> None:
+    honest, greedy = guarded.node(), guarded.node()
+    for _ in range(int(LIMITS.key_connections_a_minute)):
+        with greedy.stub() as stub:
+            _beat(stub, greedy)
+    with greedy.raw() as one_more, honest.stub() as stub:
+        one_more.begin("/flwr.proto.Fleet/PullMessages", greedy.signed())
+        assert one_more.closed_within(LIMITS.request_seconds)
+        _beat(stub, honest)
+    assert guarded.refused(greedy)["connections"] >= 1
+
+
 def test_a_slow_upload_is_given_up(guarded: Fleet, rogue: Peer) -> None:
     uploading = threading.Thread(target=ATTACKS["slow-upload"], args=(rogue,), daemon=True)
     uploading.start()
     until(lambda: guarded.refused(rogue).get("unfinished request", 0) == 1)
 
 
-@pytest.mark.parametrize("name", ["pings", "resets"])
+@pytest.mark.parametrize("name", ["pings", "resets", "endless-headers"])
 def test_floods_end_with_their_connection(guarded: Fleet, rogue: Peer, name: str) -> None:
     honest = guarded.node()
     flood = threading.Thread(target=ATTACKS[name], args=(rogue,), daemon=True)

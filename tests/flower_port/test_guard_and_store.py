@@ -75,26 +75,51 @@ def test_a_message_under_way_waits_for_its_node_over_a_restart(tmp_path: Path) -
         assert not reply.has_error()
 
 
-@pytest.mark.parametrize("gone", ["message", "run"])
-def test_a_node_lets_go_of_a_message_whose_rest_is_not_there(tmp_path: Path, gone: str) -> None:
-    """Told so as Flower does, it would answer what it has, and be a message late from then on."""
-    with fleet(tmp_path, tls=False) as before:
+def gone_message(folder: Path, gone: str) -> tuple[Peer, int, message_pb2.ObjectTree]:
+    """Who pulled a message that is not there any more, nor (or) its run; the run, the message."""
+    with fleet(folder, tls=False) as before:
         node = before.node()
         before.send(node)
-        message = before.pull(node).metadata.message_id
+        with node.stub() as stub:
+            request = fleet_pb2.PullMessagesRequest(node=Node(node_id=node.node_id))
+            (tree,) = stub.PullMessages(request, timeout=20).message_object_trees
         if gone == "message":
             before.state.cleanup_run(before.run_id)
         else:
             (task,) = before.state.get_tasks(run_ids=[before.run_id])
             assert before.state.finish_task(task.task_id, SubStatus.STOPPED, "")
+        return node, before.run_id, tree
+
+
+@pytest.mark.parametrize("gone", ["message", "run"])
+def test_a_node_lets_go_of_a_message_whose_rest_is_not_there(tmp_path: Path, gone: str) -> None:
+    """Told so as Flower does, it would answer what it has, and be a message late from then on."""
+    node, run_id, tree = gone_message(tmp_path, gone)
+    with fleet(tmp_path, tls=False) as after:
+        node.address = after.address
+        request = message_pb2.PullObjectRequest(
+            node=Node(node_id=node.node_id), run_id=run_id, object_id=tree.children[0].object_id
+        )
+        with node.stub() as stub, pytest.raises(grpc.RpcError) as caught:
+            stub.PullObject(request, timeout=20)
+    assert caught.value.code() == grpc.StatusCode.FAILED_PRECONDITION
+
+
+@pytest.mark.parametrize("gone", ["message", "run"])
+def test_a_node_that_has_the_whole_of_a_message_keeps_it_although_it_is_not_there(
+    tmp_path: Path, gone: str
+) -> None:
+    """Its answer may be made by then: forgetting the message alone, it would send that answer as
+    the next message's."""
+    node, run_id, tree = gone_message(tmp_path, gone)
     with fleet(tmp_path, tls=False) as after:
         node.address = after.address
         request = message_pb2.ConfirmMessageReceivedRequest(
-            node=Node(node_id=node.node_id), run_id=before.run_id, message_object_id=message
+            node=Node(node_id=node.node_id), run_id=run_id, message_object_id=tree.object_id
         )
-        with node.stub() as stub, pytest.raises(grpc.RpcError) as caught:
+        with node.stub() as stub:
             stub.ConfirmMessageReceived(request, timeout=20)
-    assert caught.value.code() == grpc.StatusCode.FAILED_PRECONDITION
+        assert after.refused(node) == {}
 
 
 @pytest.mark.parametrize("database", [None, MEMORY], ids=["sqlite", "memory"])

@@ -8,11 +8,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from fleet_server import fleet
 
 from blackthorn.flower_port.guard import checks, flower, gate
 from blackthorn.flower_port.guard.connections import address_of
 from blackthorn.flower_port.guard.limits import Limits, table
 from blackthorn.flower_port.guard.superlink import rotate
+from blackthorn.launch.federation.addresses import LOOPBACK
 
 
 def test_the_page_has_the_limits_and_their_reasons(repository: Path) -> None:
@@ -53,6 +55,24 @@ def test_the_page_has_the_numbers_that_cannot_be_changed(repository: Path) -> No
         (str(checks._UNKNOWN_OBJECTS), "objects"),
         (str(flower.PING_SECONDS), "seconds"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("bind", "tls", "is_private"),
+    [
+        (LOOPBACK, False, True),
+        ("[::1]", False, True),
+        ("0.0.0.0", False, False),
+        ("[::]", False, False),
+        ("0.0.0.0", True, True),
+    ],
+)
+def test_the_guard_knows_whether_what_goes_over_its_port_can_be_read(
+    bind: str, tls: bool, is_private: bool, tmp_path: Path
+) -> None:
+    """A claim of privacy asks it."""
+    with fleet(tmp_path, tls=tls, bind=bind) as server:
+        assert server.is_private == is_private
 
 
 def test_a_limit_is_changed_by_its_name() -> None:

@@ -5,6 +5,7 @@ import re
 import sys
 import tomllib
 from types import ModuleType
+from typing import Any
 
 import pytest
 from flwr.serverapp import Grid
@@ -99,8 +100,12 @@ def test_a_grid_in_this_process_is_asked_for_whole_replies() -> None:
 
 
 def test_a_flower_that_is_changed_is_an_error() -> None:
+    class OddGrid(SuperLinkGrid):
+        def superlink(self) -> Any:
+            return self._grid
+
     with pytest.raises(NotThisFlower, match=r"changed: no odd\.PullAppMessagesRequest$"):
-        SuperLinkGrid(None, ModuleType("odd"))
+        OddGrid(None, ModuleType("odd"))
 
 
 def test_the_app_s_range_is_that_of_the_versions_with_grpc() -> None:

@@ -22,6 +22,22 @@ PRIVATE: dict[str, Any] = {
     "sample_rate": 0.5,
     "instruments": False,
 }
+# Privacy of examples: DP-SGD in batches of 10 of 50.
+SAMPLE: dict[str, Any] = {
+    "local_dp_sgd": True,
+    "dp_sgd_sample_rate": 0.2,
+    "dp_sgd_noise_multiplier": 1.0,
+    "batch_size": 10,
+    "instruments": False,
+}
+# A private run that leaves all that a run can leave.
+EVERYTHING: dict[str, Any] = {
+    **PRIVATE,
+    "state_every": 1,
+    "checkpoint_every": 1,
+    "report": True,
+    "tensorboard": True,
+}
 
 
 def configuration(folder: Path, **options: Any) -> RunConfig:

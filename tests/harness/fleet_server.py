@@ -57,6 +57,7 @@ class Fleet:
     records: Records | None
     sizes: Sizes
     run_id: int
+    is_private: bool
     sent: list[str] = field(default_factory=list)
 
     def node(self) -> Peer:
@@ -186,6 +187,7 @@ def fleet(
     database: str | None = None,
     tls: bool = True,
     limits: Limits | None = None,
+    bind: str = LOOPBACK,
 ) -> Iterator[Fleet]:
     """A Fleet API with node authentication; the run is under way."""
     limits = limits or Limits()
@@ -208,7 +210,7 @@ def fleet(
         )
     try:
         server = module["_run_fleet_api_grpc_rere"](
-            f"{LOOPBACK}:{free_loopback_ports(1)[0]}",
+            f"{bind}:{free_loopback_ports(1)[0]}",
             states,
             stores,
             True,
@@ -217,13 +219,14 @@ def fleet(
         )
     finally:
         module["generic_create_grpc_server"] = make_server
+    is_private = records is not None and connections.is_private
     port = server.bound_address.rpartition(":")[2]
     host = "localhost" if tls else LOOPBACK
     ca = (folder / "certs" / "ca.crt").read_bytes() if tls else None
     run_id, task_id = _running_run(state)
     try:
         with _living(state, task_id):
-            yield Fleet(f"{host}:{port}", ca, state, records, sizes, run_id)
+            yield Fleet(f"{host}:{port}", ca, state, records, sizes, run_id, is_private)
     finally:
         server.stop(0).wait(10)
 

@@ -20,7 +20,11 @@ from blackthorn.settings.config import RunConfig, to_mapping
 START_SECONDS = 60.0
 RUN_SECONDS = 240.0
 RAY_STARTS = 3
-RAY_START_FAILED = "ray._raylet.wait_for_persisted_port"
+# What Ray says of a server of its own, or of a node, that did not come up in a fixed time.
+_RAY_START_FAILED = (
+    "ray._raylet.wait_for_persisted_port",
+    "The current node timed out during startup",
+)
 
 
 def run_in_flower_simulation(repository: Path, config: RunConfig, work: Path) -> None:
@@ -29,12 +33,16 @@ def run_in_flower_simulation(repository: Path, config: RunConfig, work: Path) ->
         folder = work / f"attempt-{attempt}"
         folder.mkdir()
         failure = _run_once(repository, config, folder)
-        # Ray gives its own server only a fixed time to come up, whatever else the machine does.
-        if RAY_START_FAILED not in failure:
+        if not ray_did_not_start(failure):
             break
         # The ServerApp had begun its run folder, and nobody's run may go into one that is there.
         shutil.rmtree(config.output_dir, ignore_errors=True)
     assert not failure, failure
+
+
+def ray_did_not_start(failure: str) -> bool:
+    """Whether a run failed because of what else the machine did meanwhile."""
+    return any(sign in failure for sign in _RAY_START_FAILED)
 
 
 def _run_once(repository: Path, config: RunConfig, work: Path) -> str:

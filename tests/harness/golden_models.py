@@ -30,16 +30,23 @@ _PLAIN = {"report": False, "tensorboard": False}
 _SEEDED = {"insecure-seeded-noise": True, "claim-privacy": False, "epsilon": 0.0}
 _FEW = {"num-clients": 24, "num-byzantine": 3}
 
-WITHOUT_DATA = {"own-data", "shakespeare"}
+WITHOUT_DATA = {
+    *("own-data", "shakespeare", "dp-cifar10-features", "fat-clipping-cifar10"),
+    *("understanding-clipping-cifar10", "understanding-clipping-emnist"),
+}
 # By recipe: what makes it short.
 OF_RECIPES: dict[str, dict[str, Any]] = {
     "demo": {},
     "dp-digits": {**_SEEDED, "noise-multiplier": 0.5},
     "dp-fashion": {**_SEEDED, "noise-multiplier": 0.5, "num-clients": 60},
+    "dp-turns": {**_SEEDED, "noise-multiplier": 0.5, "num-clients": 40},
     "fa-ld-bayes-linear": {"burn-in": 1, "num-server-rounds": 20, "evaluate-every": 10},
     "fa-ld-fashion-mnist": {"burn-in": 1, "local-steps": 5},
+    "sghmc-bayes-linear": {"burn-in": 1, "num-server-rounds": 5},
+    "fsgld-bayes-linear": {"burn-in": 1, "num-server-rounds": 9, "evaluate-every": 3},
     "fat-clipping-cauchy": {},
     "rage-mnist": _FEW,
+    "robust-unlike": {},
     "understanding-clipping-claim-2.1": {},
     "understanding-clipping-mnist": {"num-clients": 24, "clients-per-round": 8},
     "understanding-clipping-table-4": {},
@@ -57,6 +64,7 @@ OF_DIGITS: dict[str, dict[str, Any]] = {
     },
     "error-feedback": {"algorithm": "error-feedback", "clip-norm": 0.5},
     "dp-fedavg-clients-noise": {"algorithm": "dp-fedavg", **_DP, "noise-location": "client"},
+    "secure-dp-fedavg": {"algorithm": "secure-dp-fedavg", **_DP},
     "ce-fedavg-private": {"algorithm": "ce-fedavg", **_DP},
     "dp-normfedavg-cohort": {
         "algorithm": "dp-normfedavg",
@@ -67,6 +75,18 @@ OF_DIGITS: dict[str, dict[str, Any]] = {
     "fa-ld-scheme-1": {
         **{"algorithm": "fa-ld", "participation": "with-replacement", "clients-per-round": 5},
         **{"local-lr": 1e-4, "shared-noise": 0.3, "burn-in": 1},
+    },
+    "psgld": {
+        **{"algorithm": "psgld", "participation": "with-replacement", "clients-per-round": 5},
+        **{"local-lr": 1e-5, "burn-in": 2, "algorithm-options": "warm-up = 2"},
+    },
+    "fa-ld-cyclical": {
+        **{"algorithm": "fa-ld", "step-size": "cyclical", "cycle-rounds": 3, "thinning": 3},
+        **{"local-lr": 1e-4, "num-server-rounds": 6},
+    },
+    "fsgld-diagonal": {
+        **{"algorithm": "fsgld", "participation": "with-replacement", "clients-per-round": 5},
+        **{"local-lr": 1e-5, "burn-in": 1, "num-server-rounds": 4},
     },
     **{
         f"rage-{rule}": {"aggregator": rule, **_LIARS}

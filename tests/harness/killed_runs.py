@@ -1,6 +1,8 @@
 """Private runs of this process that die, go on in their folder, and share ledgers."""
 
 import json
+import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,8 @@ from blackthorn.randomness import Stream
 from blackthorn.recording import run_states
 from blackthorn.recording.state_files import Saved
 from blackthorn.strategies import ClipNorm, Ledger, PoissonParticipation, PrivacyPlan
-from blackthorn.strategies.entropy import SeededRandomness
+from blackthorn.strategies.noise import SeededRandomness
+from blackthorn.strategies.options import Observer
 from blackthorn.strategies.private_averaging import PrivateAveraging
 from blackthorn.strategies.reports import RoundReport
 
@@ -54,8 +57,15 @@ def kill(folder: Path, options: dict[str, Any], at: int, again: bool = False) ->
     (folder / "summary.json").unlink()
 
 
-def die_after(last: int, folder: Path, options: dict[str, Any], again: bool = False) -> None:
-    """A run, or a resumed one, that is killed when round `last` is on record."""
+def die_after(
+    last: int,
+    folder: Path,
+    options: dict[str, Any],
+    again: bool = False,
+    observers: Sequence[Observer] = (),
+) -> None:
+    """A run, or a resumed one, that is killed when round `last` is on record: as SIGKILL leaves it,
+    without a summary, and without its having been there."""
 
     def die(report: RoundReport) -> None:
         if report.server_round == last:
@@ -63,8 +73,10 @@ def die_after(last: int, folder: Path, options: dict[str, Any], again: bool = Fa
 
     options = {**options, "resume": str(folder)} if again else options
     with pytest.raises(Killed):
-        simulate(configuration(folder, **options), Console(quiet=True), observers=[die])
+        simulate(configuration(folder, **options), Console(quiet=True), observers=[*observers, die])
+    before = folder.stat()
     (folder / "summary.json").unlink()
+    os.utime(folder, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
 def put_back(ledger: Path, rounds: int) -> None:

@@ -11,7 +11,7 @@ then follows by linear algebra.
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,8 +19,10 @@ import pytest
 import torch
 
 from blackthorn.client_app.training import train_clients
+from blackthorn.settings.config import RunConfig
 from blackthorn.strategies import fed_langevin
 from blackthorn.strategies.fed_langevin import Langevin, LocalLangevin
+from blackthorn.tasks.bayes_linear import heterogeneous_clients
 from blackthorn.tasks.datasets import Examples
 from blackthorn.tasks.flat_model import FlatModel
 from blackthorn.tasks.least_squares import LinearForm, half_squared_error
@@ -74,6 +76,20 @@ class Data:
         return x.T @ x / p + self.prior_precision * np.eye(self.dimension), x.T @ y / p
 
 
+def data_of(config: RunConfig) -> Data:
+    """What the clients of a run of bayes-linear hold."""
+    x, y = heterogeneous_clients(
+        config.num_clients,
+        config.examples_per_client,
+        config.problem_dimension,
+        noise_scale=config.noise_scale,
+        heterogeneity=config.heterogeneity,
+        imbalance=config.imbalance,
+        seed=config.seed,
+    )
+    return Data(x, y, config.prior_precision)
+
+
 def draw_data(
     counts: Sequence[int], dimension: int, *, spread: float, precision: float = 0.0, seed: int = 5
 ) -> Data:
@@ -122,16 +138,23 @@ class Scripted:
 
 
 def implemented_map(
-    data: Data, client: int, eta: float, steps: int, tau: float, rho: float
+    data: Data,
+    client: int,
+    eta: float,
+    steps: int,
+    tau: float,
+    rho: float,
+    kind: Callable[..., LocalLangevin] = LocalLangevin,
 ) -> ClientMap:
-    """The same, read off `train_clients` with LocalLangevin: one row for every unit vector."""
+    """The same, read off `train_clients` with LocalLangevin, or steps of another `kind`: one row
+    for every unit vector."""
     d, k = data.dimension, steps
     rows = 1 + d + 2 * k * d
     start, own, shared = np.zeros((rows, d)), np.zeros((rows, k, d)), np.zeros((rows, k, d))
     start[1 : 1 + d] = np.eye(d)
     own[1 + d : 1 + d + k * d] = np.eye(k * d).reshape(-1, k, d)
     shared[1 + d + k * d :] = np.eye(k * d).reshape(-1, k, d)
-    ended = run_rows(data, [client] * rows, start, own, shared, eta, tau, rho)
+    ended = run_rows(data, [client] * rows, start, own, shared, eta, tau, rho, kind)
     offset = ended[0]
     response = (ended - offset)[1:]
     return ClientMap(
@@ -151,9 +174,10 @@ def run_rows(
     eta: float,
     tau: float,
     rho: float,
+    kind: Callable[..., LocalLangevin] = LocalLangevin,
 ) -> np.ndarray:
     """Our local training of clients[b] from start[b] [d] with given noises [B, K, d]."""
-    spec = LocalLangevin(
+    spec = kind(
         Langevin(tau, rho, data.prior_precision),
         steps=own.shape[1],
         batch_size=0,
@@ -163,7 +187,7 @@ def run_rows(
         total_examples=data.total,
         share=torch.from_numpy(data.share[list(clients)]),
         shared_seeds=range(len(clients)),
-        own_noise=[Scripted(script) for script in own],  # type: ignore[misc]
+        own_noise=[Scripted(script) for script in own],
     )
 
     def scripted(seed: int, _round: int, step: int, *_of_what: object) -> torch.Tensor:

@@ -1,9 +1,28 @@
 """A mutant of a module: its source with one change, in force for as long as a test looks at it."""
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from types import FunctionType, ModuleType
+
+import pytest
+
+Killer = Callable[[Path, pytest.MonkeyPatch], None]
+
+
+def killed_by(test: Callable[..., None], *arguments: object) -> Killer:
+    """Runs a test of another file: ``arguments`` are for its parameters, in their order, but for
+    ``tmp_path`` and ``monkeypatch``, which are the caller's."""
+    names = inspect.signature(test).parameters
+
+    def kill(folder: Path, patch: pytest.MonkeyPatch) -> None:
+        fixtures: dict[str, object] = {"tmp_path": folder, "monkeypatch": patch}
+        own = [name for name in names if name not in fixtures]
+        given = {**fixtures, **dict(zip(own, arguments, strict=True))}
+        test(**{name: given[name] for name in names})
+
+    return kill
 
 
 @contextmanager

@@ -15,10 +15,8 @@ from blackthorn.settings.config import make_config
 from blackthorn.strategies import (
     ClipNorm,
     CohortPlan,
-    DPFedAvg,
     PoissonParticipation,
     PrivacyPlan,
-    RoundContext,
 )
 from blackthorn.strategies.private_averaging import PrivateAveraging
 
@@ -102,14 +100,9 @@ def grid(
     return MemoryGrid(nodes)
 
 
-class Chosen(DPFedAvg):
-    """DP-FedAvg with the cohort in the test's hands."""
-
-    cohort: Sequence[int] | None = None
-
-    def draw_cohort(self, clients: Sequence[int], context: RoundContext) -> CohortPlan:
-        drawn = super().draw_cohort(clients, context)
-        return drawn if self.cohort is None else CohortPlan.of(self.cohort)
+def choose(patch: pytest.MonkeyPatch, cohort: Sequence[int]) -> None:
+    """From now on every plan draws `cohort`: under a claim no class of its own may."""
+    patch.setattr(PrivacyPlan, "draw", lambda *_: CohortPlan.of(cohort))
 
 
 def plan(**options: Any) -> PrivacyPlan:
@@ -146,7 +139,12 @@ def contribution(
 ) -> np.ndarray:
     """The sum of the eight clients' g_i, almost without noise."""
     strategy = kind(
-        plan(participation=PoissonParticipation(1.0), noise_multiplier=SMALL, **options),
+        plan(
+            participation=PoissonParticipation(1.0),
+            noise_multiplier=SMALL,
+            claim=False,
+            **options,
+        ),
         local_rate=LR,
         statistics="server",
     )

@@ -1,11 +1,11 @@
-"""Waiting on conditions with a bound, which processes run, and which have a file open."""
+"""Waiting on conditions with a bound, which processes run, and which use a file or a folder."""
 
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 
-def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
+def until(condition: Callable[[], bool], seconds: float = 120.0) -> None:
     """Return when `condition()` holds; AssertionError after `seconds`."""
     end = time.monotonic() + seconds
     while not condition():
@@ -31,5 +31,18 @@ def having_open(path: Path) -> list[int]:
         except OSError:  # it has ended meanwhile
             continue
         if str(path) in files:
+            found.append(int(process.name))
+    return found
+
+
+def working_in(folder: Path) -> list[int]:
+    """The processes whose working directory this is: a cluster's its run folder."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            there = (process / "cwd").readlink()
+        except OSError:  # it has ended meanwhile, or is somebody else's
+            continue
+        if there == folder and running(int(process.name)):
             found.append(int(process.name))
     return found

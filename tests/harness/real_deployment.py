@@ -23,7 +23,7 @@ class Started:
     def text(self) -> str:
         return self.output.read_text(errors="replace")
 
-    def says(self, text: str, seconds: float = 90.0) -> None:
+    def says(self, text: str, seconds: float = 240.0) -> None:
         """Wait until it has said so; AssertionError with its output if it does not."""
         try:
             until(lambda: text in self.text() or self.process.poll() is not None, seconds)
@@ -37,7 +37,7 @@ class Started:
         """SIGTERM, and its exit status."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(30)
+        return self.process.wait(90)
 
 
 @dataclass
@@ -48,13 +48,13 @@ class Bench:
     started: list[Started] = field(default_factory=list)
 
     def call(
-        self, *arguments: object, prefix: Sequence[str] = (), seconds: float = 180.0
+        self, *arguments: object, prefix: Sequence[str] = (), seconds: float = 300.0
     ) -> subprocess.CompletedProcess[str]:
         """Run `blackthorn ARGUMENTS` to its end."""
         return self.call_program([*prefix, *COMMAND, *map(str, arguments)], seconds)
 
     def call_program(
-        self, command: Sequence[str], seconds: float = 60.0
+        self, command: Sequence[str], seconds: float = 180.0
     ) -> subprocess.CompletedProcess[str]:
         """Run any command to its end."""
         return subprocess.run(

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.deployment
 CLIENTS = 5
 ATTACKER = CLIENTS - 1
 ROUNDS = 3
-DEADLINE = 30.0
+DEADLINE = 120.0
 SLACK = 5.0
 BAD = {
     "raise": "error 2",
@@ -100,7 +100,7 @@ def test_a_client_slower_than_the_deadline_is_rejected_with_that_reason(
 ) -> None:
     monkeypatch.setenv("BLACKTHORN_ATTACK_SECONDS", "600")
     config = configuration(
-        repository, tmp_path, attack="slow", num_server_rounds=2, round_timeout=10.0
+        repository, tmp_path, attack="slow", num_server_rounds=2, round_timeout=20.0
     )
     _, entries = run(config)
     for entry in entries:
@@ -118,7 +118,7 @@ def test_a_client_process_killed_in_mid_round_costs_its_own_reply_alone(
         num_byzantine=0,
         num_server_rounds=2,
         local_steps=1000,
-        round_timeout=15.0,
+        round_timeout=45.0,
     )
     on_every_look(monkeypatch, lambda flower: kill_training(flower, tmp_path, 1, killed))
     _, entries = run(config)

@@ -13,18 +13,7 @@ from process_watch import until
 from typer.testing import CliRunner
 
 from blackthorn.launch.cli import app, main
-from blackthorn.launch.commands.demo import set_aside
 from blackthorn.recording.run_folder import read_metrics
-
-
-def blackthorn(repository: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "blackthorn", *arguments],
-        cwd=repository,
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
 
 
 @pytest.mark.parametrize("command", ["simulate", "cluster"])
@@ -67,45 +56,24 @@ def test_a_mistake_is_one_line_and_starts_nothing(
 
 
 def test_a_run_in_which_nothing_can_be_aggregated_has_failed(
-    repository: Path, tmp_path: Path
+    repository: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     folder = tmp_path / "run"
     settings = ["num-clients=4", "num-byzantine=4", "attack=raise", "num-server-rounds=2"]
-    arguments = [word for setting in settings for word in ("--set", setting)]
+    words = [word for setting in settings for word in ("--set", setting)]
     recipe = str(repository / "recipes" / "demo.toml")
-    done = blackthorn(repository, "simulate", recipe, *arguments, "--output-dir", str(folder))
-    assert done.returncode == 1
-    assert done.stderr.startswith("failed: no round changed the model")
+    arguments = ["blackthorn", "simulate", recipe, *words, "--output-dir", str(folder)]
+    monkeypatch.setattr(sys, "argv", arguments)
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert caught.value.code == 1
+    assert capsys.readouterr().err.startswith("failed: no round changed the model")
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["status"] == "failed"
     assert summary["rounds_skipped"] == 2
-
-
-def test_the_demo_shows_rage_alive_and_the_mean_dead(repository: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "demo"
-    done = blackthorn(repository, "demo", "--output-dir", str(folder))
-    assert done.returncode == 0, done.stderr
-    assert "clients filtered by rage" in done.stdout
-    accuracies = {
-        rule: json.loads((folder / rule / "summary.json").read_text())["final"]["accuracy"]
-        for rule in ("mean", "rage")
-    }
-    assert accuracies["rage"] > 0.85
-    assert accuracies["mean"] < 0.5
-    assert (folder / "accuracy.png").stat().st_size > 1000
-    assert json.loads((folder / "summary.json").read_text())["status"] == "completed"
-    attackers = {16, 17, 18, 19}
-    assert all(attackers <= set(entry["filtered"]) for entry in read_metrics(folder / "rage")[1:])
-
-
-def test_a_second_demo_keeps_the_first(tmp_path: Path) -> None:
-    (tmp_path / "demo").mkdir()
-    (tmp_path / "demo" / "mine.txt").write_text("precious")
-    set_aside(tmp_path / "demo")
-    kept = list(tmp_path.glob("demo-until-*/mine.txt"))
-    assert [path.read_text() for path in kept] == ["precious"]
-    assert not (tmp_path / "demo").exists()
-    set_aside(tmp_path / "demo")
 
 
 @pytest.mark.parametrize(
@@ -182,7 +150,10 @@ def test_a_run_that_is_stopped_says_so_and_leaves_a_summary(
     assert process.returncode == code
     summary = json.loads((folder / "summary.json").read_text())
     assert (summary["status"], summary["reason"]) == ("failed", said)
-    goes_on_after(go_on.removeprefix("to go on with it: "), folder, repository)
+    command = go_on.removeprefix("to go on with it: ")
+    assert command.startswith("blackthorn simulate ") and "resume=" in command
+    if number == signal.SIGTERM:
+        goes_on_after(command, folder, repository)
 
 
 def goes_on_after(command: str, folder: Path, repository: Path) -> None:

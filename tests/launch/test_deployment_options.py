@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from blackthorn.client_app.client_ledger import ClientLedger
+from blackthorn.flower_port.guard.connections import is_loopback
 from blackthorn.launch.cli import main
 from blackthorn.launch.federation.addresses import (
     Address,
     free_loopback_ports,
     host_of,
-    is_loopback,
     parse_address,
 )
 from blackthorn.launch.federation.certs import make

@@ -135,9 +135,24 @@ def test_pilot_leaves_what_is_the_recipe_s_algorithm_s_alone(
     assert prepared.plan is None
 
 
+def test_pilot_of_clients_that_take_turns_asks_all(blackthorn: Command, tmp_path: Path) -> None:
+    """Turns and a threshold that moves are for the sake of noise, of which a pilot has none."""
+    recipe, folder = tmp_path / "recipe.toml", tmp_path / "run"
+    recipe.write_text(
+        'task = "digits"\nalgorithm = "dp-fedavg"\nmodel = "logistic"\nnum-clients = 4\n'
+        "num-server-rounds = 2\nlocal-steps = 1\nbatch-size = 8\nreport = false\n"
+        'participation = "rotating"\nbands = 2\nnoise-multiplier = 0.01\nclip-norm = 1.0\n'
+        "clip-quantile = 0.5\n"
+    )
+    assert blackthorn("pilot", recipe, "--output-dir", folder) == 0
+    assert json.loads((folder / "summary.json").read_text())["clients"]["invited"] == 8
+
+
 def test_pilot_needs_a_recipe_that_is_right(blackthorn: Command, tmp_path: Path) -> None:
     assert blackthorn("pilot", tmp_path / "none.toml") == 2
     assert re.fullmatch(r"error: recipe \S+ does not exist\n", blackthorn.err)
+    assert blackthorn("pilot", "demo", "--set", "local-lr=-1") == 2
+    assert "local-lr = -1" in blackthorn.err
     recipe = tmp_path / "recipe.toml"
     recipe.write_text(RECIPE)
     assert blackthorn("pilot", recipe, "--set", "local-lr=-1") == 2
@@ -354,3 +369,46 @@ def test_calibrate_dp_refuses_in_one_line(
     assert blackthorn("calibrate", "dp", "--epsilon", "1", "--rounds", "5", *arguments) == 2
     assert expected in blackthorn.err
     assert blackthorn.err.count("\n") == 1
+
+
+def test_calibrate_dp_knows_clients_that_take_turns(
+    blackthorn: Command,
+) -> None:
+    budget = ("calibrate", "dp", "--epsilon", "5", "--rounds", "100", "--accountant", "pld")
+    assert blackthorn(*budget, "--bands", "5") == 0
+    told = blackthorn.out
+    assert "ask one of 5 groups in turn" in told
+    row = next(line.split() for line in told.splitlines() if line.startswith("pld"))
+    assert [float(z) for z in row[1:]] == pytest.approx([3.989, 3.989, 2 * 3.989], rel=1e-3)
+    # 15.11 and 28.34 in units of clip-norm.
+    assert "3.788 with banded-noise, 7.106 without" in told
+    assert blackthorn(*budget, "--bands", "5", "--sample-rate", "0.5") == 2
+
+
+def test_calibrate_has_the_other_papers_theorems(blackthorn: Command) -> None:
+    rage = ["calibrate", "rage", "--clients", "200", "--local-steps", "7", "--rounds", "25"]
+    rage += ["--corrupt-fraction", "0.125", "--smoothness", "10", "--dissimilarity", "0.5"]
+    assert blackthorn(*rage, "--error", "1000") == 0
+    assert blackthorn.number(r"local-lr +(\S+)") == pytest.approx(1 / (5 * 7 * 10), rel=1e-2)
+    error = 4.8 * (2 * 0.125 + 25) * 0.5
+    assert blackthorn.number(r"for that error +at most (\d+)") == math.floor(1000 / error)
+    assert "ORDERS OF MAGNITUDE" in blackthorn.out
+    assert blackthorn(*rage, "--batch-variance", "1", "--dimension", "19885") == 0
+    assert blackthorn.number(r"local-lr +(\S+)") == pytest.approx(1 / (8 * 7 * 10), rel=1e-2)
+
+    private = ["calibrate", "dp-fedavg", "--clients", "3000", "--sample-rate", "0.2"]
+    private += ["--dimension", "7850", "--epsilon", "5", "--clip-norm", "62.5", "--smoothness", "1"]
+    assert blackthorn(*private) == 0
+    rho = math.sqrt(7850 * math.log(1e5)) / 15000
+    assert blackthorn.number(r"local-lr \(server-lr = 1\) +(\S+)") == pytest.approx(
+        rho / 2, rel=1e-2
+    )
+    assert "ORDERS OF MAGNITUDE" in blackthorn.out and "calibrate dp" in blackthorn.out
+
+    two_sided = ["calibrate", "ce-fedavg", "--clients", "80", "--local-steps", "32"]
+    assert blackthorn(*two_sided, "--rounds", "200", "--smoothness", "10") == 0
+    assert blackthorn.number(r"server-lr +(\S+)") == pytest.approx(math.sqrt(80 * 32), rel=1e-2)
+    assert "NOT met" in blackthorn.out and "ORDERS OF MAGNITUDE" in blackthorn.out
+
+    assert blackthorn(*rage[:-5], "0.5", *rage[-4:]) == 2
+    assert blackthorn.err == ("error: corrupt-fraction = 0.5 is not allowed: from 0 to a third\n")

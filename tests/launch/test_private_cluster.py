@@ -58,7 +58,7 @@ def test_ledger_and_noise_agree_when_a_client_is_killed(
             "noise-multiplier": Z,
             "clip-norm": C,
             "noise-location": "client",
-            "round-timeout": 20.0,
+            "round-timeout": 90.0,
             "checkpoint-every": 1,
             "output-dir": str(tmp_path),
         },

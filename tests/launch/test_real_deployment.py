@@ -87,7 +87,7 @@ def run_demo(federation: Federation, repository: Path, *arguments: object) -> tu
     done = federation.bench.call(
         *("run", repository / "recipes" / "demo.toml", "--server", federation.control),
         *("--ca", "certs/ca.crt", "--follow", "--clients", CLIENTS),
-        *("--set", f"num-server-rounds={ROUNDS}", "--set", "round-timeout=60", *arguments),
+        *("--set", f"num-server-rounds={ROUNDS}", "--set", "round-timeout=120", *arguments),
     )
     return done.returncode, done.stdout, done.stderr
 
@@ -132,7 +132,7 @@ def test_a_supernode_that_dies_is_started_again(
     (supernode,) = children_named(client.process.pid, "flower-supernode")
     connections = len(node_of(client))
     os.kill(supernode, signal.SIGTERM)
-    until(lambda: len(node_of(client)) > connections, 90.0)
+    until(lambda: len(node_of(client)) > connections, 240.0)
     assert "somebody stopped the SuperNode; starting it again" in client.text()
     assert len(set(node_of(client))) == 1
     code, said, errors = run_demo(federation, repository, "--output-dir", "runs/second")
@@ -142,27 +142,34 @@ def test_a_supernode_that_dies_is_started_again(
 def test_a_client_comes_back_to_a_server_that_was_set_up_anew(tmp_path: Path) -> None:
     """With another state folder, where its key is registered as another node."""
     make(tmp_path / "certs", ["localhost"], ["node0"])
-    fleet, control = free_loopback_ports(2)
-    ports = ("--port", fleet, "--control", f"127.0.0.1:{control}")
+    fleet, control, *elsewhere = free_loopback_ports(4)
     with bench(tmp_path) as programs:
 
-        def serve(state: str) -> Started:
-            options = ("--host", "localhost", "--certs", "certs", "--state", state)
-            server = programs.start(state, "server", *options, *ports)
+        def serve(state: str, fleet: int, control: int) -> Started:
+            return programs.start(
+                *(f"{state}-{fleet}", "server", "--host", "localhost", "--certs", "certs"),
+                *("--state", state, "--port", fleet, "--control", f"127.0.0.1:{control}"),
+            )
+
+        def register(server: Started, control: int) -> None:
             server.says("ready:")
             where = ("--certs", "certs", "--server", f"localhost:{control}")
             assert programs.call("register", "node0", *where).returncode == 0
-            return server
 
-        first = serve("first")
+        first = serve("first", fleet, control)
+        register(first, control)
         client = programs.start(
             *("client", "client", "--server", f"localhost:{fleet}", "--ca", "certs/ca.crt"),
             *("--key", "certs/clients/node0"),
         )
         client.says("connected to localhost")
+        # Before the client can ask there: a key that is not registered yet is sent away.
+        second = serve("second", *elsewhere)
+        register(second, elsewhere[1])
+        second.stop()
         first.stop()
-        serve("second")
-        until(lambda: len(set(node_of(client))) == 2, 90.0)
+        serve("second", fleet, control)
+        until(lambda: len(set(node_of(client))) == 2, 240.0)
         assert "says it is node" in client.text()
 
 

@@ -57,11 +57,26 @@ def test_whom_a_run_waits_for_is_news() -> None:
     assert log.news() == [lines[0], "node 18: nobody is connected", *lines[3:]]
 
 
+def test_what_there_is_to_know_before_a_run_is_news_once() -> None:
+    log = RunLog()
+    notes = told("notes", ["warning: the noise drowns all", "the ledger begins anew"])
+    list(log.read(notes))
+    assert log.news() == ["warning: the noise drowns all", "the ledger begins anew"]
+    # A ServerApp that goes on tells them again, and what is new with them.
+    list(log.read(notes + told("notes", ["resumed at round 3"])))
+    assert log.news() == ["resumed at round 3"]
+
+
 def test_a_round_that_is_told_again_counts_once() -> None:
     log = RunLog()
     rejected = [{"client": 1, "reason": "late"}]
     lines = [told("round", {"round": number, "rejected": rejected}) for number in (0, 1, 0, 1, 2)]
-    # Under a privacy claim the record that is told again has nothing of single clients.
-    lines.append(told("round", {"round": 3}))
-    assert [entry["round"] for entry in log.read("".join(lines))] == [0, 1, 2, 3]
-    assert log.rejections == {1: 3}
+    # Under a privacy claim what is told of single clients is apart, and no round.
+    for number in (3, 2, 3, 4):
+        lines.append(told("round", {"round": number}))
+        lines.append(told("operator", {"round": number, "rejected": rejected}))
+    assert list(log.read("".join(lines))) == [
+        *({"round": number, "rejected": rejected} for number in (0, 1, 2)),
+        *({"round": number} for number in (3, 4)),
+    ]
+    assert (log.last_round, log.rejections) == (4, {1: 5})

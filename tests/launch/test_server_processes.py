@@ -25,7 +25,7 @@ from blackthorn.flower_port.serverapp_process import is_alive
 from blackthorn.launch.federation.addresses import Address
 from blackthorn.launch.federation.members import ServerSettings
 from blackthorn.launch.federation.server_programs import serverapp_environment
-from blackthorn.recording.interrupted import NOTES_VARIABLE
+from blackthorn.recording.run_notes import NOTES_VARIABLE
 
 LIVES = "import sys, pathlib; from blackthorn.flower_port.serverapp_process import live; "
 LIVES += "live(pathlib.Path(sys.argv[1]), sys.argv[2]); print('lives', flush=True); input()"

@@ -24,7 +24,7 @@ _ahead = datetime.timedelta(seconds=float(os.environ["SECONDS_AHEAD"]))
 _now = flwr.supercore.date.now
 flwr.supercore.date.now = lambda: _now() + _ahead
 """
-ROUND_SECONDS = 30
+ROUND_SECONDS = 50
 # More than a round has: by its own clock the client is too late for every one.
 MINUTE, HOUR = 60, 3600
 
@@ -42,7 +42,7 @@ def test_no_answer_is_lost_to_a_clock_a_minute_ahead_and_one_of_an_hour_is_named
             *("server", "server", "--host", "localhost", "--certs", "certs", "--state", "state"),
             *("--port", fleet, "--control", f"127.0.0.1:{control}"),
         )
-        server.says("ready:", 180)
+        server.says("ready:")
         assert programs.call("register", "node0", "node1", *operator).returncode == 0
 
         def client(number: int, ahead: float) -> list[str]:
@@ -52,7 +52,7 @@ def test_no_answer_is_lost_to_a_clock_a_minute_ahead_and_one_of_an_hour_is_named
             return [*clock, sys.executable, "-m", "blackthorn", *words]
 
         minute = programs.start_program("minute", client(0, MINUTE))
-        minute.says("connected to localhost", 180)
+        minute.says("connected to localhost")
         minute.says("this machine's clock is 60 s ahead of the server's: set it, by NTP")
         server.says("the clock of node0 is 60 s ahead of the server's: its operator should set it")
         run = programs.call(
@@ -66,7 +66,7 @@ def test_no_answer_is_lost_to_a_clock_a_minute_ahead_and_one_of_an_hour_is_named
         assert summary["clients"] == {"invited": 2, "replied": 2, "rejected": 0}
 
         hour = programs.start_program("hour", client(1, HOUR))
-        until(lambda: hour.process.poll() is not None, 180)
+        until(lambda: hour.process.poll() is not None, 240)
         assert hour.process.returncode == 1
         told = "a clock that is 3600 s ahead of the server's, where at most 305 s are taken"
         *_, last = hour.text().strip().splitlines()

@@ -7,17 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import Context, RecordDict
+from killed_runs import Killed
 from safetensors.numpy import load_file
 
 from blackthorn.launch.federation.run_log import RunLog
 from blackthorn.recording.interrupted import (
-    NOTES_VARIABLE,
     CannotGoOn,
     going_on,
-    note_folder,
-    noted_folder,
 )
 from blackthorn.recording.run_folder import METRICS, read_metrics, read_summary
+from blackthorn.recording.run_notes import NOTES_VARIABLE, note_folder, noted_folder
 from blackthorn.server_app.run import execute, prepare
 from blackthorn.server_app.serverapp import main
 from blackthorn.settings.config import RunConfig, make_config, to_mapping
@@ -36,10 +35,6 @@ def configuration(folder: Path, **options: Any) -> RunConfig:
     values = {"task": "digits", "model": "mlp-32", "num_clients": 3, "num_server_rounds": 4}
     values |= {"state_every": 1, "report": False, "output_dir": str(folder), **options}
     return make_config({key.replace("_", "-"): value for key, value in values.items()})
-
-
-class Killed(BaseException):
-    """What nothing catches: the process would be gone."""
 
 
 def interrupted_after(config: RunConfig, last: int, copy: Path) -> None:

@@ -1,5 +1,6 @@
 """The posterior store: bounded, fair, and whole whenever the process ends."""
 
+import dataclasses
 import signal
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
 
 from blackthorn.recording import posterior_store
 from blackthorn.recording.posterior_store import (
@@ -188,3 +190,6 @@ def test_only_thinned_rounds_after_burn_in_that_moved_are_kept(tmp_path: Path) -
     assert noisier_rounds(tmp_path) == [8, 20]
     for sample in samples:
         assert sample.state["x"].tolist() == [sample.server_round] * 2
+    recorder(dataclasses.replace(report, server_round=23, confidential=True))
+    with safe_open(tmp_path / FOLDER / "slot-00004.safetensors", framework="numpy") as kept:
+        assert kept.metadata() == {"round": "23", "number": "4"}

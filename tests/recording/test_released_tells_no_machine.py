@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from digits_runs import PRIVATE, configuration, summary_of
+from digits_runs import PRIVATE, SAMPLE, configuration, summary_of
 from rich.console import Console
 
 from blackthorn.launch.commands.recipes import recipe_config
@@ -31,13 +31,6 @@ import torch
 def affine(input_shape, num_classes):
     return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
 """
-SAMPLE = {
-    "local_dp_sgd": True,
-    "dp_sgd_sample_rate": 0.2,
-    "dp_sgd_noise_multiplier": 1.0,
-    "batch_size": 10,
-    "instruments": False,
-}
 
 
 def _private(folder: Path, **options: Any) -> Any:

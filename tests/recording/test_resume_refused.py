@@ -143,6 +143,7 @@ def test_more_rounds_and_other_deadlines_are_allowed(
     "options",
     [
         {"output_iterate": "uniform"},
+        {"output_iterate": "uniform-average"},
         {"algorithm": "dp-fedavg", **CLAIM, "noise_multiplier": 0.0, "epsilon": 50.0},
     ],
 )

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from charged_ledgers import read_charges, rounds_in
-from digits_runs import configuration
+from digits_runs import SAMPLE, configuration
 from killed_runs import (
     NOISED,
     ROUNDS,
@@ -23,7 +23,7 @@ from killed_runs import (
 )
 from rich.console import Console
 
-from blackthorn.launch.commands.cluster import _deployed
+from blackthorn.launch.commands.cluster import deployed
 from blackthorn.launch.commands.simulate import simulate
 from blackthorn.recording.line_log import LineLog
 from blackthorn.recording.privacy import privacy_of_dead_run
@@ -40,7 +40,6 @@ from blackthorn.strategies import (
     spent,
 )
 from blackthorn.strategies.reports import RoundReport
-from blackthorn.tasks.labelled import LabelledTask
 
 # Never less than was released.
 
@@ -137,20 +136,12 @@ def test_a_copied_run_is_not_resumed_beside_the_first(tmp_path: Path) -> None:
     assert second["rounds_charged"] == ROUNDS + 1 + (ROUNDS - 1)
 
 
-SAMPLE: dict[str, Any] = {
-    "local_dp_sgd": True,
-    "dp_sgd_sample_rate": 0.2,
-    "dp_sgd_noise_multiplier": 1.0,
-    "batch_size": 10,
-    "instruments": False,
-    "num_server_rounds": ROUNDS,
-    "state_every": 1,
-}
+SAMPLED: dict[str, Any] = {**SAMPLE, "num_server_rounds": ROUNDS, "state_every": 1}
 
 AT_CLIENTS = {**NOISED, "noise_location": "client", "aggregator": "median"}
 
 
-@pytest.mark.parametrize("options", [SAMPLE, AT_CLIENTS], ids=["examples", "at the clients"])
+@pytest.mark.parametrize("options", [SAMPLED, AT_CLIENTS], ids=["examples", "at the clients"])
 @pytest.mark.parametrize("original", ["went on", "stands still"])
 def test_a_copied_run_is_not_resumed_beside_the_first_where_no_ledger_counts(
     tmp_path: Path, options: dict[str, Any], original: str
@@ -175,12 +166,11 @@ def test_a_copied_run_is_not_resumed_beside_the_first_where_no_ledger_counts(
 def test_nor_a_copy_from_before_the_first_state(
     tmp_path: Path, original: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Killed before a state was due, with no line of round 0: the server does not evaluate."""
-    monkeypatch.setattr(LabelledTask, "server_evaluates", False)
+    """Killed before a state was due; its first line is that of round 0."""
     monkeypatch.setattr(RunStates, "at_stop", lambda _: None)  # as by SIGKILL
     options = {**AT_CLIENTS, "state_every": ROUNDS + 1}
     die_after(2, tmp_path / "one", options)
-    assert [line["round"] for line in read_metrics(tmp_path / "one")] == [1, 2]
+    assert [line["round"] for line in read_metrics(tmp_path / "one")] == [0, 1, 2]
     shutil.copytree(tmp_path / "one", tmp_path / "two")
     if original == "went on":
         die_after(3, tmp_path / "one", options, again=True)
@@ -189,7 +179,7 @@ def test_nor_a_copy_from_before_the_first_state(
 
 
 def test_a_run_that_was_moved_goes_on_and_says_where_it_was(tmp_path: Path) -> None:
-    for name, options in (("example", SAMPLE), ("client", NOISED)):
+    for name, options in (("example", SAMPLED), ("client", NOISED)):
         kill(tmp_path / name, options, at=2)
         (tmp_path / name).rename(tmp_path / f"{name}-moved")
         warnings = resume(tmp_path / f"{name}-moved", options)["warnings"]
@@ -357,5 +347,5 @@ def test_a_clusters_server_app_has_the_ledger_that_was_named(
     """It runs in a folder of its own, where a relative path would begin another."""
     monkeypatch.chdir(tmp_path)
     config = configuration(tmp_path / "run", **NOISED, ledger="spent.json")
-    assert _deployed(config, ()).ledger == str(tmp_path / "spent.json")
-    assert _deployed(configuration(tmp_path / "run", **NOISED), ()).ledger == ""
+    assert deployed(config, ()).ledger == str(tmp_path / "spent.json")
+    assert deployed(configuration(tmp_path / "run", **NOISED), ()).ledger == ""

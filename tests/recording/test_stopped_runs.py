@@ -22,6 +22,7 @@ from blackthorn.recording import run_states
 from blackthorn.recording.run_folder import read_summary
 from blackthorn.recording.state_files import read_saved
 from blackthorn.strategies import rounds
+from blackthorn.strategies.durable_file import LockedFile
 from blackthorn.strategies.global_model import GlobalModel
 from blackthorn.strategies.ledger import Ledger
 from blackthorn.strategies.messages import Asked
@@ -84,6 +85,19 @@ def stop_when_the_model_has_moved(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(GlobalModel, "step", step_and_stop)
 
 
+def stop_before_the_charge_is_on_disk(patch: pytest.MonkeyPatch) -> None:
+    replace, writes = LockedFile.replace, []
+
+    def replace_or_stop(file: LockedFile, data: bytes) -> None:
+        writes.append(data)
+        # The first one begins the ledger.
+        if len(writes) == STOPPED + 1:
+            raise KeyboardInterrupt
+        replace(file, data)
+
+    patch.setattr(LockedFile, "replace", replace_or_stop)
+
+
 def stopped(folder: Path, how: Callable[[pytest.MonkeyPatch], None], **options: Any) -> None:
     with pytest.MonkeyPatch.context() as patch:
         how(patch)
@@ -122,6 +136,17 @@ def test_half_a_round_leaves_no_state(
     assert saved.state.server_round == 0
     run(tmp_path / "run", resume=str(tmp_path / "run"), **CLAIM)
     assert rounds_in(tmp_path / "run" / "ledger.json") == STOPPED + ROUNDS
+
+
+def test_a_charge_that_did_not_reach_the_disk_is_none(tmp_path: Path) -> None:
+    """Nothing was released for it, and the summary would ask the ledger for it at a resume."""
+    folder = tmp_path / "run"
+    stopped(folder, stop_before_the_charge_is_on_disk, **CLAIM)
+    summary = read_summary(folder)
+    assert summary is not None
+    assert summary["privacy"]["rounds_charged"] == rounds_in(folder / "ledger.json") == STOPPED - 1
+    run(folder, resume=str(folder), **CLAIM)
+    assert (read_summary(folder) or {})["privacy"]["rounds_charged"] >= STOPPED - 1 + ROUNDS
 
 
 def test_an_observer_that_was_stopped_has_not_seen_the_round(tmp_path: Path) -> None:

@@ -103,7 +103,7 @@ def test_where_the_run_ends_it_says_whether_its_clients_may_be_the_adversary(
     assert ("the run's own clients" in told["claim"]) != covered
     # However wide the terminal is.
     last = " ".join(capsys.readouterr().out.split())
-    assert ("(not against the run's own clients)" in last) != covered
+    assert ("(not against the run's own clients, at least: see its claim)" in last) != covered
     assert f"epsilon {upward(told['epsilon'])}" in last
     assert told["claim"] in report_of(tmp_path)
 

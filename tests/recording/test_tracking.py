@@ -1,6 +1,7 @@
 """Trackers are told what metrics.jsonl holds, and a private run's trackers no more than that."""
 
 import os
+import struct
 import sys
 import types
 from collections.abc import Mapping
@@ -60,10 +61,15 @@ def test_a_private_runs_events_hold_nothing_of_the_cohort(tmp_path: Path) -> Non
     read = events(tmp_path)
     # So much noise may well make the run a failure: that is read from the released models.
     spent = {"epsilon_rdp", "rounds_charged", "rounds_of_earlier_runs"}
-    assert set(read) - {"catastrophic_failure"} == {"accuracy", "loss", "local_lr", *spent}
+    of_the_release = {"noise_norm", "signal_to_noise"}
+    expected = {"accuracy", "loss", "local_lr", *spent, *of_the_release}
+    assert set(read) - {"catastrophic_failure"} == expected
     summary = read_summary(tmp_path)
     assert summary is not None
     assert read["epsilon_rdp"][-1] == (3, pytest.approx(summary["privacy"]["epsilon"], rel=1e-6))
+    said = [line["epsilon_rdp"] for line in read_metrics(tmp_path) if line.get("epsilon_rdp")]
+    told = [value for _, value in read["epsilon_rdp"]]
+    assert all(value >= line for value, line in zip(told, said, strict=True))
     assert len(moments(tmp_path)) == 1
 
 
@@ -93,6 +99,23 @@ def test_a_resumed_private_runs_events_tell_nothing_of_when_it_was_resumed(tmp_p
     assert told == [began] * len(told)
     assert len(told) > 1
     assert sorted(step for step, _ in events(folder)["accuracy"]) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("spent", [5.610307850488295, 0.1, 0.5, 0.0, 16_777_217, 1e-60, 3.5e38])
+def test_what_was_spent_is_the_next_float32_that_is_not_below(tmp_path: Path, spent: float) -> None:
+    entry = {"round": 1, "epsilon_rdp": spent, "sample_epsilon": {"0": spent}}
+    tracker = TensorBoardEvents(tmp_path, lambda: 0.0)
+    tracker.round({**entry, "rounds_charged": spent, "rounds_of_earlier_runs": spent})
+    tracker.finish({})
+    read = events(tmp_path)
+    assert set(read) == {
+        *("epsilon_rdp", "sample_epsilon/0", "rounds_charged", "rounds_of_earlier_runs")
+    }
+    for ((_, value),) in read.values():
+        assert value >= spent
+        # The one before it in the order of float32's bits is less than was spent.
+        (bits,) = struct.unpack("<i", struct.pack("<f", value))
+        assert bits == 0 or struct.unpack("<f", struct.pack("<i", bits - 1))[0] < spent
 
 
 def test_a_runs_event_files_have_names_of_their_own(tmp_path: Path) -> None:

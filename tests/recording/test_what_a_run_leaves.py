@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from digits_runs import PRIVATE, configuration
+from digits_runs import EVERYTHING, configuration
+from killed_runs import die_after
 from rich.console import Console
 
 from blackthorn.launch.cli import finish
@@ -26,38 +27,17 @@ from blackthorn.strategies import NotEnoughClients
 from blackthorn.strategies.reports import RoundReport
 
 ROUNDS = 4
-EVERYTHING: dict[str, Any] = {
-    **PRIVATE,
-    "num_server_rounds": ROUNDS,
-    "state_every": 1,
-    "checkpoint_every": 1,
-    "report": True,
-    "tensorboard": True,
-}
+WHOLE: dict[str, Any] = {**EVERYTHING, "num_server_rounds": ROUNDS}
 Observe = Callable[[RoundReport], None]
 
 
-class Killed(BaseException):
-    pass
-
-
 def run(folder: Path, *observers: Observe, **options: Any) -> dict[str, Any]:
-    config = configuration(folder, **{**EVERYTHING, **options})
+    config = configuration(folder, **{**WHOLE, **options})
     return simulate(config, Console(quiet=True), observers=observers)
 
 
 def killed(folder: Path, after: int, *observers: Observe, **options: Any) -> None:
-    """As SIGKILL leaves it: without a summary, and without its having been there."""
-
-    def die(report: RoundReport) -> None:
-        if report.server_round == after:
-            raise Killed
-
-    with pytest.raises(Killed):
-        run(folder, *observers, die, **options)
-    before = folder.stat()
-    (folder / "summary.json").unlink()
-    os.utime(folder, ns=(before.st_atime_ns, before.st_mtime_ns))
+    die_after(after, folder, {**WHOLE, **options}, observers=observers)
 
 
 @pytest.fixture
@@ -256,7 +236,7 @@ def test_no_files_time_tells_how_long_a_round_took(tmp_path: Path) -> None:
 
 def test_no_files_time_tells_when_a_killed_run_s_command_wrote_its_end(tmp_path: Path) -> None:
     killed(tmp_path, 2)
-    config = configuration(tmp_path, **EVERYTHING)
+    config = configuration(tmp_path, **WHOLE)
     assert write_failure(tmp_path, config, "killed", privacy_of_dead_run(config, tmp_path))
     publish(tmp_path)
     assert len(times(tmp_path)) == 1
@@ -282,7 +262,7 @@ def test_a_private_run_says_where_rejections_are_whether_or_not_there_are_any(
     tmp_path: Path,
 ) -> None:
     for private in (True, False):
-        config = configuration(tmp_path / str(private), **EVERYTHING, claim_privacy=private)
+        config = configuration(tmp_path / str(private), **WHOLE, claim_privacy=private)
         told = " ".join(prepare(config).notes)
         assert ("is told in the run folder's operator.jsonl alone" in told) == private
 
@@ -309,4 +289,4 @@ def test_a_folder_that_is_somebody_elses_is_one_line(
 
     monkeypatch.setattr(Path, "chmod", refuse)
     with pytest.raises(ConfigError, match=r"output-dir = .* cannot be written: Operation not perm"):
-        create_folder(tmp_path, configuration(tmp_path, **EVERYTHING))
+        create_folder(tmp_path, configuration(tmp_path, **WHOLE))

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from blackthorn.launch.cli import app
 from blackthorn.launch.commands.simulate import simulate
 from blackthorn.recording.run_folder import read_metrics
-from blackthorn.reporting import run_plots, run_report
+from blackthorn.reporting import report_page, run_plots
 from blackthorn.reporting.report_facts import spans
 from blackthorn.reporting.report_privacy import spent_by_round
 from blackthorn.reporting.run_plots import draw_plots
@@ -25,7 +25,6 @@ from blackthorn.reporting.run_report import publish, write_report
 from blackthorn.settings.config import ConfigError
 from blackthorn.settings.rounding import upward
 from blackthorn.strategies.accounting import Release, spent
-from blackthorn.strategies.ledger_file import Entry, first_rounds
 
 
 class Page(HTMLParser):
@@ -157,7 +156,8 @@ def test_under_a_claim_nothing_of_the_cohort_is_in_it(tmp_path: Path) -> None:
     assert write_report(tmp_path).read_text() == html
     assert not (tmp_path / "plots" / "clients.png").exists()
     assert not (tmp_path / "plots" / "phases.png").exists()
-    assert {path.stem for path in (tmp_path / "plots").iterdir()} == {"accuracy", "loss", "epsilon"}
+    drawn = {path.stem for path in (tmp_path / "plots").iterdir()}
+    assert drawn == {"accuracy", "loss", "epsilon", "signal-to-noise"}
     assert upward(summary["privacy"]["epsilon"]) in page.text
     assert page.row("neighbours")[1] == "add-remove"
     assert page.row("accountant")[1] == "rdp"
@@ -190,17 +190,6 @@ def test_the_curve_of_epsilon_is_the_ledgers(tmp_path: Path) -> None:
     assert told == [(t, pytest.approx(epsilon)) for t, epsilon in expected]
 
 
-def test_the_first_rounds_of_a_ledger_are_its_entries_in_order() -> None:
-    a, b = Release(1.0), Release(2.0)
-    entries = [Entry(a, 3), Entry(b, 2), Entry(b, 2, "0" * 16), Entry(a, 1)]
-    unrolled = [one[:: len(one) - 1] for one in entries for _ in range(one.rounds)]
-    for rounds in range(9):
-        found = first_rounds(entries, rounds)
-        assert [one[:: len(one) - 1] for one in found for _ in range(one.rounds)] == (
-            unrolled[:rounds]
-        )
-
-
 def test_a_posterior_s_calibration_and_diagnostics_are_the_summary_s(tmp_path: Path) -> None:
     options = {"local_lr": 1e-4, "num_server_rounds": 12, "instruments": False}
     summary = reported_run(tmp_path, algorithm="fa-ld", partition="iid", **options)
@@ -213,7 +202,9 @@ def test_a_posterior_s_calibration_and_diagnostics_are_the_summary_s(tmp_path: P
     diagnoses = json.loads((tmp_path / "posterior" / "diagnostics.json").read_text())
     for row in diagnoses:
         assert float(page.row(row["name"])[3]) == pytest.approx(row["ess"], rel=1e-3)
-        assert float(page.row(row["name"])[4]) == pytest.approx(row["rhat"], abs=1e-3)
+        assert float(page.row(row["name"])[4]) == pytest.approx(row["ess_tail"], rel=1e-3)
+        assert float(page.row(row["name"])[5]) == pytest.approx(row["rhat"], abs=1e-3)
+    assert told["mixing"] in page.text
     captions = [attrs["alt"] or "" for tag, attrs in page.tags if tag == "img"]
     assert any(caption.startswith("Reliability") for caption in captions)
 
@@ -329,7 +320,7 @@ def test_a_plot_that_fails_costs_nothing_else(
 def test_a_report_that_fails_does_not_fail_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(run_report, "PAGE", "{{ nonsense }}")
+    monkeypatch.setattr(report_page, "PAGE", "{{ nonsense }}")
     assert reported_run(tmp_path)["status"] == "completed"
     assert "no report of" in caplog.text
     assert not (tmp_path / "report.html").exists()
@@ -351,7 +342,7 @@ def test_every_plot_can_be_drawn(tmp_path: Path) -> None:
     many = {"num_clients": 22, "partition": "iid", "algorithm": "ce-fedavg", "clip_norm": 0.5}
     reported_run(tmp_path, aggregator="rage", num_corrupt=2, **many)
     drawn = {path.stem for path in draw_plots(read_record(tmp_path))}
-    assert drawn == set(run_plots.DRAWINGS) - {"epsilon"}
+    assert drawn == set(run_plots.DRAWINGS) - {"epsilon", "metrics", "signal-to-noise"}
 
 
 def test_clients_that_are_left_out_together_share_a_row(tmp_path: Path) -> None:
@@ -369,3 +360,12 @@ def test_consecutive_rounds_are_one_span_and_long_lists_are_cut() -> None:
     assert spans([4]) == "4"
     assert spans(range(0, 60, 2)).endswith(", …")
     assert len(re.findall(r"\d+", spans(range(0, 60, 2)))) == 12
+
+
+def test_the_report_says_where_the_noise_drowned_the_update(tmp_path: Path) -> None:
+    private_run(tmp_path, report=True, noise_multiplier=50.0)
+    told = [entry["signal_to_noise"] for entry in read_metrics(tmp_path)[1:]]
+    assert told == [0.0, 0.0, 0.0]
+    page = Page((tmp_path / "report.html").read_text())
+    assert "median 0 over the rounds; in 3 of 3 rounds the noise drowned the update" in page.text
+    assert (tmp_path / "plots" / "signal-to-noise.png").exists()

@@ -7,13 +7,15 @@ from typing import Any
 
 import pytest
 from charged_ledgers import read_charges
-from digits_runs import PRIVATE, configuration
-from rich.console import Console
+from digits_runs import PRIVATE, SAMPLE, configuration
+from killed_runs import die_after
 
-from blackthorn.launch.commands.simulate import simulate
+from blackthorn.launch.commands.progress import round_line
 from blackthorn.launch.federation.run_log import RunLog
 from blackthorn.launch.federation.status import spent_said
-from blackthorn.recording.operator_log import SpentTold
+from blackthorn.recording.client_history import read_lines
+from blackthorn.recording.folder_place import METRICS
+from blackthorn.recording.operator_log import RoundTold
 from blackthorn.reporting.report_facts import headline
 from blackthorn.reporting.run_record import read_record
 from blackthorn.reporting.run_report import write_report
@@ -21,31 +23,15 @@ from blackthorn.server_app.run import execute, prepare
 from blackthorn.settings.rounding import upward
 from blackthorn.simulation.engine import EngineGrid
 from blackthorn.strategies import spent
-from blackthorn.strategies.reports import RoundReport
-
-SAMPLE: dict[str, Any] = {
-    "local_dp_sgd": True,
-    "dp_sgd_sample_rate": 0.2,
-    "dp_sgd_noise_multiplier": 1.0,
-    "batch_size": 10,
-    "instruments": False,
-}
 
 
 def killed(folder: Path, ledger: Path | None = None, **options: Any) -> Path:
     """What is left of a run that is killed in its third round, when that is charged."""
 
-    def kill(report: RoundReport) -> None:
-        if report.server_round == 2:
-            raise KeyboardInterrupt
-
     if ledger is not None:
         options["ledger"] = str(ledger)
-    config = configuration(folder, num_server_rounds=5, state_every=1, **options)
-    with pytest.raises(KeyboardInterrupt):
-        simulate(config, Console(quiet=True), observers=[kill])
-    for name in ("summary.json", "report.html"):
-        (folder / name).unlink(missing_ok=True)
+    die_after(2, folder, {"num_server_rounds": 5, "state_every": 1, **options})
+    (folder / "report.html").unlink(missing_ok=True)
     return folder
 
 
@@ -116,11 +102,16 @@ def test_far_from_its_folder_status_shows_what_the_run_told_of_its_ledger(
     config = configuration(tmp_path / "run", **PRIVATE)
     capsys.readouterr()
     prepared = prepare(config)
-    execute(prepared, EngineGrid(config, prepared.problem), trackers=[SpentTold(config)])
+    execute(prepared, EngineGrid(config, prepared.problem), trackers=[RoundTold(config)])
     told = capsys.readouterr().out
     charges = read_charges(tmp_path / "run" / "ledger.json")
     epsilon = upward(spent(charges, config.delta, "rdp").epsilon)
     far = log_of(tmp_path / "on the server", told)
+    # Whoever follows it sees of each round what the terminal of a simulation shows.
+    lines = [round_line(entry, 3) for entry in RunLog(rounds=3).read(told)]
+    on_record = read_lines(tmp_path / "run" / METRICS)
+    assert lines == [round_line(entry, 3) for entry in on_record]
+    assert f"epsilon {epsilon}" in lines[-1]
     said = f", epsilon {epsilon}, by RDP, after 3 rounds; one under way is not in it"
     assert spent_said(far) == said
     assert spent_said(log_of(tmp_path / "on the server")) == ""

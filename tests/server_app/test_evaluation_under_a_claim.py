@@ -99,7 +99,15 @@ def test_what_a_task_says_of_its_evaluation_is_so(task: str, tmp_path: Path) -> 
 
 def test_the_tasks_here_are_all_there_are() -> None:
     """Those of the same kind as digits read a file each, and all keep their test sets apart."""
-    of_data_sets = {"mnist", "fashion-mnist", "cifar10", "own-data"}
+    of_data_sets = {
+        "mnist",
+        "fashion-mnist",
+        "emnist",
+        "cifar10",
+        "features",
+        "own-data",
+        "own-project",
+    }
     assert {*PROBLEMS, *of_data_sets} == {*TASK_NAMES}
 
 

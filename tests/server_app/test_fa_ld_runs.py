@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from linear_law import (
     Cohort,
-    Data,
+    data_of,
     expected_map,
     full,
     stationary,
@@ -24,7 +24,6 @@ from blackthorn.launch.commands.simulate import simulate
 from blackthorn.recording.failure_reason import RunFailed
 from blackthorn.recording.posterior_store import sample_rounds
 from blackthorn.settings.config import RunConfig, make_config, read_recipe
-from blackthorn.tasks.bayes_linear import heterogeneous_clients
 
 
 def recipe(repository: Path, folder: Path, **options: Any) -> RunConfig:
@@ -41,16 +40,7 @@ def recipe(repository: Path, folder: Path, **options: Any) -> RunConfig:
 
 def law_of(config: RunConfig) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Stationary mean and covariance by the recursion, and the posterior's."""
-    x, y = heterogeneous_clients(
-        config.num_clients,
-        config.examples_per_client,
-        config.problem_dimension,
-        noise_scale=config.noise_scale,
-        heterogeneity=config.heterogeneity,
-        imbalance=config.imbalance,
-        seed=config.seed,
-    )
-    data = Data(x, y, config.prior_precision)
+    data = data_of(config)
     maps = [
         expected_map(
             data,

@@ -59,6 +59,28 @@ def test_noise_is_useless_beyond_all_that_updates_could_add_up_to(
     assert not lines(tmp_path, {**DP, "noise_multiplier": z}, int(DIMENSION / factor**2))
 
 
+@pytest.mark.parametrize("banded", [True, False])
+def test_noise_that_hangs_together_is_longer_in_a_round_and_shorter_over_all(
+    banded: bool, tmp_path: Path
+) -> None:
+    """b = 2: c = (1, 1/2)/sqrt(5/4), and two rounds' noise is sqrt(5/4) (z_1, z_2 - z_1/2)."""
+    options: dict[str, Any] = {
+        **DP,
+        "participation": "rotating",
+        "sample_rate": 1.0,
+        "bands": 2,
+        "banded_noise": banded,
+        "num_server_rounds": 2,
+        "noise_multiplier": 5.0,
+    }
+    (line,) = lines(tmp_path, options)
+    fresh = 5.0 * math.sqrt(DIMENSION) / 2
+    once = fresh * (math.sqrt(1.25 * 1.25) if banded else 1.0)
+    both = fresh * (math.sqrt(1.25 * (0.25 + 1)) if banded else math.sqrt(2)) / 2
+    assert f"{once:.3g} times as long as the longest possible mean update" in line
+    assert f"over the whole run {both:.3g} times" in line
+
+
 def test_a_budget_is_named_where_there_is_one(tmp_path: Path) -> None:
     (line,) = lines(tmp_path, {**DP, "epsilon": 0.05})
     assert line.endswith("or a larger epsilon")
@@ -104,5 +126,10 @@ def test_the_recipe_as_it_stands_is_not_remarked_on(tmp_path: Path) -> None:
         "num_server_rounds": 40,
         "delta": 1e-4,
     }
-    assert not prepare(configuration(tmp_path, **options, epsilon=8.0)).warnings
-    assert prepare(configuration(tmp_path, **options, epsilon=0.05)).warnings
+
+    def remarks(epsilon: float) -> list[str]:
+        warnings = prepare(configuration(tmp_path, **options, epsilon=epsilon)).warnings
+        return [line for line in warnings if line.startswith("the noise")]
+
+    assert not remarks(8.0)
+    assert remarks(0.05)

@@ -26,7 +26,7 @@ from pydantic import Field
 from blackthorn.settings.catalogue import Facts
 from blackthorn.settings.declaration import KeyGroup
 from blackthorn.strategies import FederatedStrategy, LocalRule, clip
-from blackthorn.strategies.dp_fedavg import DPFedAvg
+from blackthorn.strategies.private_averaging import DPFedAvg
 
 
 class Bound(KeyGroup):

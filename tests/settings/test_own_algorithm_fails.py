@@ -162,7 +162,7 @@ def test_before_anything_starts(code: Path, name: str, reason: str) -> None:
         ("AShortVector", "the server's step has the shape [2], not that of the model, [650]"),
         ("CombinesToThree", "combine gave int, not Aggregate"),
         ("NoVector", "on_aggregate gave NoneType, not Tensor"),
-        ("Breaks", "0 replies, fewer than 1"),
+        ("Breaks", "round 1, all 4 clients: error 2: odd.py:Breaks failed: RuntimeError: broken"),
     ],
 )
 def test_in_a_run_it_is_the_reason_of_the_failure(code: Path, name: str, reason: str) -> None:

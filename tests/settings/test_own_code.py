@@ -20,6 +20,7 @@ from blackthorn.reporting.prediction import load_run
 from blackthorn.server_app.run import prepare
 from blackthorn.settings.config import ConfigError, RunConfig, make_config, to_mapping
 from blackthorn.settings.own_code import own_function
+from blackthorn.strategies.aggregation import RoundOfRule
 from blackthorn.strategies.aggregators import CorruptionBound, OwnRule
 
 MODEL = """
@@ -171,10 +172,10 @@ def rule(code: Path, function: str) -> OwnRule:
 
 def test_a_rule_gets_a_copy_and_the_assumed_number(code: Path) -> None:
     updates, weights = torch.ones(5, 3), torch.full((5,), 0.2)
-    generator = np.random.default_rng(0)
-    assert rule(code, "changes_its_input")(updates, weights, generator).vector.sum() == 0
+    at = RoundOfRule(1, 0.1, torch.zeros(3), np.random.default_rng(0))
+    assert rule(code, "changes_its_input")(updates, weights, at).vector.sum() == 0
     assert updates.sum() == 15
-    result = rule(code, "count")(updates, weights, generator)
+    result = rule(code, "count")(updates, weights, at)
     assert result.vector.tolist() == [2.0, 2.0, 2.0]
     assert result.survivors.all()
 
@@ -185,7 +186,8 @@ def test_a_rule_gets_a_copy_and_the_assumed_number(code: Path) -> None:
 )
 def test_a_result_that_is_no_model_skips_the_round(code: Path, function: str, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
-        rule(code, function)(torch.ones(5, 3), torch.ones(5) / 5, np.random.default_rng(0))
+        at = RoundOfRule(1, 0.1, torch.zeros(3), np.random.default_rng(0))
+        rule(code, function)(torch.ones(5, 3), torch.ones(5) / 5, at)
 
 
 def test_names_without_a_file_mean_what_they_meant() -> None:
@@ -312,3 +314,27 @@ def test_a_simulation_keeps_the_code_that_it_ran(code: Path) -> None:
     loaded, problem = load_run(code / "run")
     assert loaded.model == f"{copy}:affine"
     assert problem.model is not None
+
+
+CHANGES_ITSELF = """
+from pathlib import Path
+
+def train(model, data, round):
+    Path(__file__).write_text("def train(*arguments):\\n    raise RuntimeError('edited')\\n")
+    model.zero_grad()
+"""
+
+
+def test_a_file_that_changes_while_a_run_goes_on_is_read_by_the_next_run(code: Path) -> None:
+    trainer = code / "changes.py"
+    trainer.write_text(CHANGES_ITSELF)
+    values = {"trainer": f"{trainer}:train", "num-clients": 2, "num-server-rounds": 2}
+
+    def run(name: str) -> None:
+        config = make_config({**values, "output-dir": str(code / name), "report": False})
+        simulate(config, Console(quiet=True))
+
+    run("first")
+    assert [entry["replied"] for entry in read_metrics(code / "first")[1:]] == [2, 2]
+    with pytest.raises(RunFailed, match="edited"):
+        run("next")

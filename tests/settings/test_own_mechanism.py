@@ -33,7 +33,10 @@ from blackthorn.strategies import (
     CEFedAvg, CohortPlan, DPFedAvg, ErrorFeedback, FatClippingPI, FatClippingPR, FederatedStrategy,
     GFedAvg, Rage
 )
+from blackthorn.strategies import Ledger
+from blackthorn.strategies.adaptive_threshold import AdaptiveThreshold, Threshold
 from blackthorn.strategies.clipping import ClipGradient
+from blackthorn.strategies.turns import Turns
 
 
 class PerRound(FatClippingPR, DPFedAvg):
@@ -55,7 +58,7 @@ class Behind(DPFedAvg, Doubles):
 class OnTheObject(DPFedAvg):
     def __init__(self, privacy, **options):
         super().__init__(privacy, **options)
-        self.constrain = lambda updates, bound: updates
+        self.bound = lambda updates, context: updates
 
 
 class Quorum(DPFedAvg):
@@ -76,6 +79,31 @@ class HeadsCounted(DPFedAvg):
         self._weighting = "num-examples"
 
 
+class ThresholdOfItsOwn(DPFedAvg):
+    def __init__(self, privacy, **options):
+        super().__init__(privacy, **options)
+        adaptive = AdaptiveThreshold(0.5, 0.2)
+        self._threshold = Threshold(privacy.clip_norm, adaptive, privacy.cohort_size)
+
+
+class CountedFewer(DPFedAvg):
+    def __init__(self, privacy, **options):
+        super().__init__(privacy, **options)
+        self._threshold.cohort_size = 0.05
+
+
+class LedgerOfItsOwn(DPFedAvg):
+    def __init__(self, privacy, ledger=None, **options):
+        super().__init__(privacy, ledger=ledger, **options)
+        self.ledger = Ledger(replace(privacy, delta=0.1), ledger)
+
+
+class TurnsOfItsOwn(DPFedAvg):
+    def __init__(self, privacy, **options):
+        super().__init__(privacy, **options)
+        self._turns = Turns(replace(privacy, bands=1), None, "query")
+
+
 class Unledgered(DPFedAvg):
     def __init__(self, privacy, ledger=None, **options):
         super().__init__(privacy, **options)
@@ -84,6 +112,65 @@ class Unledgered(DPFedAvg):
 class Cheaper(DPFedAvg):
     def __init__(self, privacy, **options):
         super().__init__(replace(privacy, noise_multiplier=0.1), **options)
+
+
+class PlanOfItsOwn(DPFedAvg):
+    # The run's plan as long as it is looked at; in the rounds it may be another.
+
+    @property
+    def privacy(self):
+        return vars(self)["privacy"]
+
+    @privacy.setter
+    def privacy(self, plan):
+        vars(self)["privacy"] = plan
+
+
+class Slotted(DPFedAvg):
+    __slots__ = ("_registry",)
+
+
+class AllItHas(DPFedAvg):
+    __dict__ = property(lambda self: {})
+
+
+class Meta(type(DPFedAvg)):
+    @property
+    def bounded(cls):
+        return None
+
+
+class ByMetaclass(DPFedAvg, metaclass=Meta):
+    pass
+
+
+class Mixed:
+    pass
+
+
+class WithMixin(Mixed, DPFedAvg):
+    pass
+
+
+class Asked:
+    def __get__(self, one, kind):
+        return Facts(clip_norm="optional")
+
+
+class FactsByLook(DPFedAvg):
+    facts = Asked()
+
+
+class OfItsKind(Facts):
+    pass
+
+
+class Samples(DPFedAvg):
+    facts = Facts(clip_norm="needed", samples_posterior=True)
+
+
+class FactsOfItsOwnKind(DPFedAvg):
+    facts = OfItsKind()
 
 
 class Replaced(DPFedAvg):
@@ -178,12 +265,22 @@ def private(name: str, folder: Path, **options: object) -> RunConfig:
         ("PerStep", "it overrides bound, configured_rule, local_rule, needs_attestation, norm_"),
         ("FromElsewhere", "it overrides _noise of PrivateAveraging"),
         ("Behind", "it overrides aggregate of PrivateAveraging"),
-        ("OnTheObject", "it overrides constrain of PrivateAveraging"),
+        ("OnTheObject", "it overrides bound of PrivateAveraging"),
         ("Quorum", "it overrides quorum of PrivateAveraging"),
-        ("Chosen", "it overrides _noise of PrivateAveraging"),
+        ("Chosen", "Quiet overrides _noise of PrivateAveraging"),
         ("HeadsCounted", "it overrides _weighting of PrivateAveraging"),
+        ("ThresholdOfItsOwn", "it overrides _threshold of PrivateAveraging"),
+        ("CountedFewer", "it overrides _threshold of PrivateAveraging"),
+        ("LedgerOfItsOwn", "its constructor or its build has not passed on privacy and ledger"),
         ("Unledgered", "its constructor or its build has not passed on privacy and ledger"),
         ("Cheaper", "its constructor or its build has not passed on privacy and ledger"),
+        ("PlanOfItsOwn", "PlanOfItsOwn overrides privacy of PrivateAveraging"),
+        ("Slotted", "it overrides __slots__ of PrivateAveraging"),
+        ("AllItHas", "it overrides __dict__ of PrivateAveraging"),
+        ("ByMetaclass", "it overrides __class__ of PrivateAveraging"),
+        ("FactsByLook", "its facts are <own_code_"),
+        ("Samples", "its facts say samples_posterior, and no privacy is claimed for samples"),
+        ("FactsOfItsOwnKind", "its facts are OfItsKind("),
     ],
 )
 @pytest.mark.parametrize("location", ["server", "client"])
@@ -197,14 +294,22 @@ def test_whoever_wrote_what_stands_in_its_place(
     assert not (code / "run").exists()
 
 
+def test_nor_may_turns_be_other_than_the_plan_s(code: Path) -> None:
+    turns = {"participation": "rotating", "bands": 2}
+    prepare(private("More", code, **turns))
+    with pytest.raises(ConfigError, match="it overrides _turns of PrivateAveraging"):
+        prepare(private("TurnsOfItsOwn", code, **turns))
+
+
 @pytest.mark.parametrize("name", ["PerStep", "OnTheObject"])
 def test_an_audit_prints_no_claim_of_it_either(code: Path, name: str) -> None:
     with pytest.raises(ValueError, match=r"it overrides .* of PrivateAveraging"):
         audit(private(name, code), canaries=12, runs=2)
 
 
-def test_what_is_none_of_the_mechanism_may_stand_in_the_class(code: Path) -> None:
-    prepare(private("More", code))
+@pytest.mark.parametrize("name", ["More", "WithMixin"])
+def test_what_is_none_of_the_mechanism_may_stand_in_the_class(code: Path, name: str) -> None:
+    prepare(private(name, code))
 
 
 def test_without_a_claim_the_mechanism_is_the_user_s(code: Path) -> None:

@@ -19,6 +19,7 @@ DP: dict[str, Any] = {
     "participation": "poisson",
     "sample-rate": 0.5,
 }
+TURNS: dict[str, Any] = {"participation": "rotating", "sample-rate": 1.0, "bands": 5}
 
 
 @pytest.mark.parametrize(
@@ -27,6 +28,7 @@ DP: dict[str, Any] = {
         ({"aggregator": "rage"}, "aggregator = rage", "set aggregator = mean"),
         ({"weighting": "num-examples"}, "weighting = num-examples", "set weighting = uniform"),
         ({"delta": 0.11}, "delta = 0.11", "set delta = 0.1"),
+        ({"denominator": "replies"}, "denominator = replies", "set denominator = fixed"),
         ({"instruments": True}, "instruments = true", "set instruments = false"),
         ({"min-replies": 2}, "min-replies = 2", "set min-replies = 1"),
         (
@@ -151,6 +153,13 @@ NOTHING_NOISED = {"algorithm": "gfedavg", "clip-norm": 0.0, "noise-multiplier": 
         ),
         ({"algorithm": "gfedavg", "clip-norm": 0.0}, "noise-multiplier = 2.0 is not allowed"),
         ({"algorithm": "fat-clipping-pr"}, "noise-multiplier = 2.0 is not allowed"),
+        ({**TURNS, "noise-location": "client"}, "noise-location = client is not allowed with part"),
+        ({**TURNS, "bands": 1}, "bands = 1 is not allowed with participation rotating"),
+        ({**TURNS, "bands": 11}, "bands = 11 is not allowed with participation rotating"),
+        ({**TURNS, **NOTHING_NOISED}, "participation = rotating is not allowed without noise"),
+        ({"clip-quantile": 0.5, "noise-location": "client"}, "clip-quantile = 0.5 is not allowed"),
+        ({"clip-quantile": 0.5, "algorithm": "dp-normfedavg"}, "ce-fedavg, dp-fedavg take it"),
+        ({"clip-quantile": 0.5, **NOTHING_NOISED}, "clip-quantile = 0.5 is not allowed with algo"),
         ({"delta": 0.0}, "delta = 0.0"),
         ({"delta": 1.0}, "delta = 1.0"),
         ({"accountant": "moments"}, "accountant = 'moments'"),
@@ -199,6 +208,8 @@ def test_a_seed_for_the_noise_drops_the_claim() -> None:
             Release(1.0, drawn=(2, 10)),
         ),
         ({"participation": "full", "sample-rate": 1.0}, Release(2.0)),
+        (TURNS, Release(2.0, groups=5)),
+        ({**TURNS, "neighbours": "replace-one"}, Release(1.0, groups=5)),
     ],
 )
 def test_the_plan_is_the_configurations(values: dict[str, Any], release: Release) -> None:

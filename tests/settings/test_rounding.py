@@ -63,7 +63,7 @@ def test_the_noise_that_calibrate_prints_keeps_to_the_budget(
     line = re.search(r"^pld +(\S+) +(\S+)", capsys.readouterr().out, re.MULTILINE)
     assert line
     for kind, z in zip(("add-remove", "zero-out"), line.groups(), strict=True):
-        assert spent([(_release(kind, 1.0, float(z)), rounds)], 1e-5, "pld").epsilon <= epsilon
+        assert spent([(_release(kind, 1.0, 1, float(z)), rounds)], 1e-5, "pld").epsilon <= epsilon
 
 
 @pytest.mark.parametrize("digits", [3, 4, 5, 6])

@@ -167,10 +167,13 @@ def test_what_may_differ_and_what_names_a_place() -> None:
     assert set(free_on_resume()) == {
         *("resume", "output-dir", "data-dir", "num-server-rounds", "round-timeout"),
         *("start-timeout", "checkpoint-every", "state-every", "below-quorum", "fail-after"),
-        *("report", "tensorboard", "mlflow-uri"),
+        *("report", "tensorboard", "mlflow-uri", "client-processes"),
     }
     assert set(free_between_chains()) - set(free_on_resume()) == {
         *("langevin-seed", "burn-in", "max-samples", "initial-point", "evaluate-every"),
-        "instruments",
+        *("instruments", "chain", "chains"),
     }
-    assert set(place_keys()) == {"data-dir", "ledger", "mlflow-uri", "output-dir", "resume"}
+    assert set(place_keys()) == {
+        *("data-dir", "ledger", "mlflow-uri", "output-dir", "resume", "trusted-data"),
+        "initial-model",
+    }

@@ -1,5 +1,6 @@
 """The audit of noise that the clients add: right clients pass, and who falls short is found."""
 
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
@@ -14,11 +15,12 @@ from blackthorn.settings.config import RunConfig
 from blackthorn.simulation.auditing import Finding
 from blackthorn.simulation.engine import EngineGrid
 from blackthorn.simulation.noise_audit import attack_local_claim, most_different, update_sent
-from blackthorn.simulation.privacy_audit import audit
+from blackthorn.simulation.privacy_audit import Build, audit
 from blackthorn.strategies import (
     DPFedAvg,
     PrivacyPlan,
     Release,
+    RoundContext,
     StrategyOptions,
     bounded_update,
     spent,
@@ -40,19 +42,16 @@ def by_size(config: RunConfig, runs: int, confidence: float = 0.95) -> Finding:
     return size
 
 
-class NoTopUp(DPFedAvg):
+def no_top_up(plan: PrivacyPlan, options: StrategyOptions) -> PrivateAveraging:
     """Says that the server adds what is missing, and does not."""
-
-    def _owed(self, replies: int) -> float:
-        del replies
-        return 0.0
+    return DPFedAvg(replace(plan, top_up=False, claim=False), **options)
 
 
 class HalfTopUp(DPFedAvg):
     """Adds half of the variance that is missing."""
 
-    def _owed(self, replies: int) -> float:
-        return super()._owed(replies) / 2
+    def _noise(self, share: float, context: RoundContext) -> torch.Tensor:
+        return super()._noise(share / 2, context)
 
 
 @pytest.mark.parametrize(
@@ -121,11 +120,13 @@ def test_noise_that_no_client_adds_shows_in_one_of_the_attacks() -> None:
     assert any(finding.refutes for finding in result.findings)
 
 
-@pytest.mark.parametrize("kind", [NoTopUp, HalfTopUp])
-def test_the_attack_finds_noise_without_top_up(kind: type[PrivateAveraging]) -> None:
-    def build(plan: PrivacyPlan, options: StrategyOptions) -> PrivateAveraging:
-        return kind(plan, **options)
+def half_top_up(plan: PrivacyPlan, options: StrategyOptions) -> PrivateAveraging:
+    """Says that the server adds what is missing, and adds half of it."""
+    return HalfTopUp(replace(plan, claim=False), **options)
 
+
+@pytest.mark.parametrize("build", [no_top_up, half_top_up])
+def test_the_attack_finds_noise_without_top_up(build: Build) -> None:
     config = client_recipe(num_clients=2)
     result = audit(config, canaries=10, runs=150, confidence=SURE, build=build)
     assert result.findings[ALONE].refutes

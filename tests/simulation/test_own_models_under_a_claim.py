@@ -80,6 +80,7 @@ def order(grid: EngineGrid, config: RunConfig, client: int, node: int) -> Messag
     about = ConfigRecord({"server-round": 2, "local-lr": 0.5, "client-id": client})
     arrays = ArrayRecord(grid.problem.state())
     content = RecordDict({"arrays": arrays, "config": about, "rule": rule})
+    content["layout"] = ConfigRecord({"parameters": [*arrays]})
     return Message(content, node, "train", group_id="2")
 
 
@@ -121,6 +122,84 @@ def test_a_deployed_client_sends_what_the_simulated_one_does(tmp_path: Path, kin
         node: dict[str, Any] = {"partition-id": client, "num-partitions": CLIENTS}
         answer = app(message, Context(1, 1000 + client, node, RecordDict(), to_mapping(config)))
         np.testing.assert_allclose(vector(answer), vector(simulated[client]), rtol=0, atol=1e-6)
+
+
+DATA = """
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, TensorDataset, WeightedRandomSampler
+
+class Augmented(Dataset):
+    def __init__(self, client_id):
+        self.own = np.random.default_rng(client_id)
+        self.x = torch.arange(20.0)[:, None].expand(20, 4) / 20 + client_id
+
+    def __len__(self):
+        return 20
+
+    def __getitem__(self, row):
+        return self.x[row] + float(self.own.normal()), torch.tensor(row % 2)
+
+def augmented(client_id):
+    return Augmented(client_id)
+
+def sampled(client_id):
+    x = torch.arange(20.0)[:, None].expand(20, 4) / 20
+    own = torch.Generator().manual_seed(client_id)
+    sampler = WeightedRandomSampler([1.0] * 20, 20, generator=own)
+    return DataLoader(TensorDataset(x, torch.arange(20) % 2), batch_size=4, sampler=sampler)
+
+def plain(client_id):
+    return TensorDataset(torch.arange(80.0).view(20, 4) / 80, torch.arange(20) % 2)
+
+def linear():
+    return nn.Linear(4, 2)
+
+def of_digits(input_shape, num_classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+
+def spoils(model, data, round):
+    optimizer = round.optimizer(model)
+    for x, y in round.batches(data):
+        optimizer.zero_grad()
+        round.loss(model(x), y).backward()
+        optimizer.step()
+    data.tensors[0].mul_(-2)
+"""
+REMEMBERS: dict[str, dict[str, Any]] = {
+    "a data set": {"task": "own-project", "data": ":augmented", "model": ":linear"},
+    "a sampler": {"task": "own-project", "data": ":sampled", "model": ":linear"},
+    "a trainer's doing": {"task": "own-project", "data": ":plain", "model": ":linear"},
+    "a trainer's doing to all": {"task": "digits", "partition": "full", "model": ":of_digits"},
+}
+
+
+@pytest.mark.parametrize("kind", REMEMBERS)
+def test_what_the_data_remember_hangs_on_nobody_else(tmp_path: Path, kind: str) -> None:
+    """The examples of eight stayed loaded, so that a tenth client moved the updates of others."""
+    path = tmp_path / "own.py"
+    path.write_text(DATA)
+    trainer = {"trainer": ":spoils"} if "doing" in kind else {}
+    named = {
+        key: value.replace(":", f"{path}:") for key, value in (REMEMBERS[kind] | trainer).items()
+    }
+    private = {"algorithm": "dp-fedavg", "clip-norm": 1.0, "noise-multiplier": 1.0, "delta": 0.01}
+    common = {"num-clients": 12, "local-steps": 3, "batch-size": 8}
+    config = make_config({**private, **common, **named})
+    grid = EngineGrid(config, load_problem(config))
+    first, again = (vector(replies(grid, config, [3])[0][1]) for _ in range(2))
+    replies(grid, config, [0, 1, 2, *range(4, 12)])
+    last = vector(replies(grid, config, [3])[0][1])
+    np.testing.assert_array_equal(first, again)
+    np.testing.assert_array_equal(first, last)
+    if config.task == "own-project":
+        node: dict[str, Any] = {"partition-id": 3, "num-partitions": 12}
+        for _ in range(2):
+            context = Context(1, 1003, node, RecordDict(), to_mapping(config))
+            np.testing.assert_allclose(
+                vector(app(order(grid, config, 3, 1003), context)), first, rtol=0, atol=1e-6
+            )
 
 
 def test_a_simulation_leaves_the_global_generators_as_they_were(tmp_path: Path) -> None:

@@ -35,7 +35,9 @@ def event(q: float, z: float) -> dp_accounting.DpEvent:
 
 
 @pytest.mark.parametrize(("mechanism", "rdp", "pld"), GOLDEN)
-def test_golden_figures(mechanism: tuple[float, float, int], rdp: float, pld: float) -> None:
+def test_every_accountants_figure_is_the_known_one(
+    mechanism: tuple[float, float, int], rdp: float, pld: float
+) -> None:
     q, z, rounds = mechanism
     charges = [(Release(z, sample_rate=q), rounds)]
     found = {name: spent(charges, DELTA, name) for name in accounting.ACCOUNTANTS}
@@ -143,7 +145,9 @@ def test_a_fixed_cohort_is_never_poissons_figure() -> None:
 @pytest.mark.parametrize(
     ("rounds", "rdp", "prv"), [(50, 1.664, 1.555), (100, 2.148, 2.012), (200, 2.876, 2.695)]
 )
-def test_calibration(rounds: int, rdp: float, prv: float) -> None:
+def test_the_calibrated_multiplier_is_the_known_one_and_meets_the_budget(
+    rounds: int, rdp: float, prv: float
+) -> None:
     goldens: dict[Accountant, float] = {"rdp": rdp, "prv": prv}
     for accountant, golden in goldens.items():
         z = calibrate_noise_multiplier(5.0, DELTA, 0.2, rounds, accountant)
@@ -181,7 +185,7 @@ def test_unequal_rounds_add_up() -> None:
     assert prv.epsilon == pytest.approx(theirs.get_epsilon(DELTA), abs=0.02)
 
 
-def test_nothing_and_everything() -> None:
+def test_no_release_costs_nothing_and_one_without_noise_costs_everything() -> None:
     assert spent([], DELTA).epsilon == 0
     assert spent([(Release(1.0), 0)], DELTA).epsilon == 0
     assert spent([(Release(0.0), 1)], DELTA, "prv").epsilon == math.inf

@@ -274,7 +274,7 @@ def test_no_accountant_answers_worse_than_rdp_or_far_above_another(charges: list
 
 def test_no_library_warns_past_what_is_quiet(recwarn: pytest.WarningsRecorder) -> None:
     """A figure at the edge of the orders makes Opacus warn, of its own grid as of ours."""
-    accounting._rdp_curve.cache_clear()
+    accounting._rdp.cache_clear()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for z, q in ((2.0, 0.2), (25.0, 0.2), (1e3, 1e-3), (1e3, 1.0)):

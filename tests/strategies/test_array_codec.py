@@ -1,12 +1,22 @@
 """Arrays in Flower's form: byte for byte what Flower writes, and back."""
 
+import gc
 import io
+import sys
+import threading
 
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord
 
-from blackthorn.strategies.array_codec import HeldArray, decode, encode, encode_state, read_header
+from blackthorn.strategies.array_codec import (
+    HeldArray,
+    _parse,
+    decode,
+    encode,
+    encode_state,
+    read_header,
+)
 
 VALUES = [
     np.arange(6, dtype=np.float32).reshape(2, 3),
@@ -88,3 +98,38 @@ def test_a_held_array_whose_bytes_were_replaced_holds_those() -> None:
     assert held.value is None
     assert held.object_id != before
     assert decode(held).tolist() == held.numpy().tolist() == [1, 1, 1]
+
+
+def test_an_array_is_read_whatever_other_threads_read_meanwhile() -> None:
+    """Where a garbage collection lets other threads run, CPython 3.11 mixes up their syntax trees,
+    in which NumPy reads headers: more than 100 of these failed."""
+    payloads = [encode(np.zeros((rows % 7 + 1, rows))).data for rows in range(300)]
+    failed: list[Exception] = []
+
+    def read(first: int) -> None:
+        for payload in payloads[first::4] * 3:
+            _parse.cache_clear()
+            try:
+                read_header(payload)
+            except Exception as error:
+                failed.append(error)
+
+    def let_others_run(phase: str, info: dict[str, int]) -> None:
+        del phase, info
+        sum(range(50))
+
+    threads = [threading.Thread(target=read, args=(first,)) for first in range(4)]
+    threshold, interval = gc.get_threshold(), sys.getswitchinterval()
+    gc.callbacks.append(let_others_run)
+    gc.set_threshold(5)
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+    finally:
+        gc.callbacks.remove(let_others_run)
+        gc.set_threshold(*threshold)
+        sys.setswitchinterval(interval)
+    assert failed == []

@@ -42,6 +42,9 @@ def test_what_the_messages_say() -> None:
         server_round = position // 3 + 1
         told = dict(message.content.config_records["config"])
         assert len(str(told.pop("nonce"))) == 32
+        assert (
+            told.pop("round-series") == orders[0].content.config_records["config"]["round-series"]
+        )
         assert told == {
             "seed": 5,
             "local-lr": 0.5**server_round,

@@ -34,7 +34,7 @@ def generator() -> np.random.Generator:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_closed_form_rows(dtype: torch.dtype) -> None:
+def test_clipped_and_normalised_rows_are_those_by_hand(dtype: torch.dtype) -> None:
     rows = torch.tensor([[3.0, 4.0], [0.6, 0.8], [0.0, 0.0], [-6.0, 8.0]], dtype=dtype)
     expected_clip = torch.tensor([[1.2, 1.6], [0.6, 0.8], [0.0, 0.0], [-1.2, 1.6]], dtype=dtype)
     expected_norm = torch.tensor([[1.2, 1.6], [1.2, 1.6], [0.0, 0.0], [-1.2, 1.6]], dtype=dtype)
@@ -85,7 +85,7 @@ def test_many_small_rows_are_taken_in_blocks(generator: np.random.Generator) -> 
 
 
 @pytest.mark.parametrize("size", [1e25, 3e38, 1e-40])
-def test_extreme_float32_rows(size: float) -> None:
+def test_float32_rows_of_extreme_size_are_bounded_without_overflow(size: float) -> None:
     rows = torch.full((1, 10_000), size, dtype=torch.float32)
     entry = float(rows[0, 0])
     assert float(row_norms(rows)) == pytest.approx(entry * 100, rel=1e-12)
@@ -97,7 +97,7 @@ def test_extreme_float32_rows(size: float) -> None:
 
 
 @pytest.mark.parametrize("size", [1e200, 1e-200])
-def test_extreme_float64_rows(size: float) -> None:
+def test_float64_rows_of_extreme_size_are_bounded_without_overflow(size: float) -> None:
     rows = torch.tensor([[3.0 * size, -4.0 * size], [3.0, -4.0], [0.0, 0.0]], dtype=torch.float64)
     expected = torch.tensor([5.0 * size, 5.0, 0.0], dtype=torch.float64)
     torch.testing.assert_close(row_norms(rows), expected, rtol=1e-14, atol=0)

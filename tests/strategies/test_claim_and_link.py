@@ -5,15 +5,16 @@ import concurrent.futures
 import json
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import grpc
 import pytest
-from flwr.app import Message
+from flwr.app import ConfigRecord, Message
 from flwr.serverapp import Grid
-from memory_grid import MemoryGrid, initial_model, quadratic_app, runs
+from memory_grid import Answer, MemoryGrid, initial_model, quadratic_app, runs
 from test_guarded_link import GuardedGrid
 
 from blackthorn.attacks import AttackingGrid
@@ -21,18 +22,29 @@ from blackthorn.flower_port.guard import service
 from blackthorn.flower_port.guard.checks import Sizes
 from blackthorn.flower_port.guard.records import Records
 from blackthorn.launch.federation.addresses import LOOPBACK
-from blackthorn.strategies import ClipNorm, DPFedAvg, PrivacyPlan
+from blackthorn.strategies import (
+    ClipNorm,
+    DPFedAvg,
+    FullParticipation,
+    PrivacyPlan,
+    RotatingParticipation,
+)
 from blackthorn.strategies.ledger import Ledger
+from blackthorn.strategies.participation import Participation
+from blackthorn.strategies.run_state import RunState
+from blackthorn.strategies.secure_plan import SecurePlan
 
 INCLUDED = "all other clients together included"
 PLAN = PrivacyPlan(ClipNorm(1.0), noise_multiplier=2.0, num_clients=2, rounds=9, delta=0.01)
 
 
 @contextmanager
-def superlink_in(folder: Path, guarded: bool) -> Iterator[tuple[bool, Any]]:
+def superlink_in(
+    folder: Path, guarded: bool, is_private: bool = True
+) -> Iterator[tuple[bool, Any]]:
     """Whether it has the guard, and a channel to it."""
     state: Any = SimpleNamespace(nodes=dict, is_task=lambda _: True)
-    guard = service.ForServerApps(state, Records(folder / "guard", offences=2), Sizes())
+    guard = service.ForServerApps(state, Records(folder / "guard", 2), Sizes(), lambda: is_private)
     pool = concurrent.futures.ThreadPoolExecutor(2)
     server = grpc.server(pool, interceptors=[guard] if guarded else [])
     port = server.add_insecure_port(f"{LOOPBACK}:0")
@@ -75,11 +87,140 @@ def test_clients_of_a_superlink_without_the_guard_are_not_covered(
     assert told(tmp_path / "ledger.json")[0] == guarded
 
 
+@pytest.fixture
+def plain_superlink(tmp_path: Path) -> Iterator[tuple[bool, Any]]:
+    """With the guard, on a port without TLS that others reach."""
+    with superlink_in(tmp_path, guarded=True, is_private=False) as link:
+        yield link
+
+
+def test_over_a_link_without_tls_nobody_on_the_way_is_covered(
+    plain_superlink: tuple[bool, Any], tmp_path: Path
+) -> None:
+    path = tmp_path / "ledger.json"
+    grid = GuardedGrid({n: runs(quadratic_app(n)) for n in (11, 12)}, plain_superlink[1])
+    covered, sentence = told(path, grid)
+    assert not covered
+    assert INCLUDED not in sentence
+    assert (
+        "against everybody but the server, whoever is on the way to it, who reads what clients "
+        "send, as the link has no TLS, and the run's own clients, who may be there;"
+    ) in sentence
+    assert {charge["link"] for charge in json.loads(path.read_text())["charges"]} == {"plain"}
+    # A later run over a better link, or one without the guard, says no more.
+    assert "as the link has no TLS" in told(path)[1]
+    assert "as the link has no TLS" in told(path, OpenGrid(grid.nodes))[1]
+
+
+def test_what_a_guard_does_not_say_of_its_port_is_not_taken_for_private() -> None:
+    """Such as one that an earlier version started."""
+
+    class Silent(OpenGrid):
+        def guard_report(self) -> dict[str, Any]:
+            return {"nodes": {}, "refusals": []}
+
+    strategy = DPFedAvg(PLAN, num_clients=2, statistics="server")
+    nodes = {n: runs(quadratic_app(n)) for n in (11, 12)}
+    strategy.start(Silent(nodes), initial_model(), num_rounds=1, timeout=60)
+    assert [release.link for release, _ in strategy.ledger.charges] == ["plain"]
+
+
+def test_secure_aggregation_says_whose_keys_it_takes_over_a_link_without_tls() -> None:
+    """A reader learns no more than the server does; who changes keys sees through the masks."""
+    plan = SecurePlan(ClipNorm(1.0), 2.0, num_clients=5, rounds=9, delta=0.01, survivors=4)
+    closed, plain = plan.release(), replace(plan.release(), link="plain")
+    said = "as the link has no TLS, whoever changes what is on the way is taken to pass on the"
+    assert said in plan.sentence([(closed, 1), (plain, 1)])
+    assert said not in plan.sentence([(closed, 2)])
+
+
 def test_in_one_process_nobody_watches_and_the_figure_covers_the_clients(tmp_path: Path) -> None:
     covered, sentence = told(tmp_path / "ledger.json")
     assert covered
     assert sentence.endswith("no amplification by sampling")
     assert f"{INCLUDED};" in sentence
+
+
+def test_every_round_is_charged_by_the_link_that_it_went_over() -> None:
+    """One strategy, in one process and then where others may watch, by `start` and by hand."""
+    nodes = {n: runs(quadratic_app(n)) for n in (11, 12)}
+    for by_hand in (False, True):
+        strategy = DPFedAvg(PLAN, num_clients=2, statistics="server")
+        arrays = initial_model()
+        for number, kind in enumerate((MemoryGrid, OpenGrid, MemoryGrid), 1):
+            grid = kind(nodes)
+            if by_hand:
+                asked = list(strategy.configure_train(number, arrays, ConfigRecord(), grid))
+                strategy.aggregate_train(number, grid.send_and_receive(asked))
+            else:
+                strategy.start(grid, arrays, num_rounds=1, timeout=60)
+        links = [release.link for release, _ in strategy.ledger.charges]
+        assert links == ["apart", "open", "apart"]
+        assert INCLUDED not in strategy.sentence()
+
+
+def test_a_link_that_loses_its_guard_is_open_from_then_on() -> None:
+    class LosesIt(OpenGrid):
+        def guard_report(self) -> dict[str, Any]:
+            trained = [one for one in self.sent if one.metadata.message_type == "train"]
+            return {"nodes": {}, "is_private": True} if len(trained) <= 2 else {}
+
+    nodes = {n: runs(quadratic_app(n)) for n in (11, 12)}
+    strategy = DPFedAvg(PLAN, num_clients=2, statistics="server")
+    strategy.start(LosesIt(nodes), initial_model(), num_rounds=2, timeout=60)
+    assert [release.link for release, _ in strategy.ledger.charges] == ["apart", "open"]
+
+
+class PowerCut(Exception):
+    """The server dies."""
+
+
+@pytest.mark.parametrize("participation", [FullParticipation(), RotatingParticipation(2)])
+def test_who_was_asked_over_an_open_link_is_not_covered_where_the_round_died_before_its_charge(
+    tmp_path: Path, participation: Participation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Round 1 is closed; round 2 is asked over an open link, lost, and done again over a closed
+    one: what its clients sent was seen all the same."""
+    path, states = tmp_path / "ledger.json", list[RunState]()
+    plan = replace(PLAN, participation=participation)
+
+    def strategy() -> DPFedAvg:
+        return DPFedAvg(plan, ledger=path, num_clients=2, statistics="server")
+
+    def node(number: int) -> Answer:
+        app = runs(quadratic_app(number))
+
+        def answer(message: Message) -> Message | None:
+            # As at a stop, while clients train.
+            states.append(running.state())
+            return app(message)
+
+        return answer
+
+    def dies(_: DPFedAvg) -> None:
+        raise PowerCut
+
+    nodes = {n: node(n) for n in (11, 12)}
+    running = first = strategy()
+    first.start(MemoryGrid(nodes), initial_model(), num_rounds=1, timeout=60)
+    assert plan.covers_clients(first.ledger.charges)
+    state, running = first.state(), strategy()
+    states.clear()
+    with monkeypatch.context() as patch, pytest.raises(PowerCut):
+        patch.setattr(DPFedAvg, "_charge", dies)
+        running.start(OpenGrid(nodes), initial_model(), 3, timeout=60, from_state=state)
+    assert states
+    before = path.read_bytes()
+    for left in (state, states[-1]):
+        path.write_bytes(before)
+        running = strategy()
+        assert running.ledger.rounds == 1
+        running.start(MemoryGrid(nodes), initial_model(), 3, timeout=60, from_state=left)
+        charges = Ledger(plan, path).charges
+        assert sum(count for _, count in charges) == 3
+        assert not plan.covers_clients(charges)
+        assert INCLUDED not in running.sentence()
+        assert running.figure() == plan.figure(3)
 
 
 def attacking(grid: Any) -> AttackingGrid:
@@ -145,7 +286,7 @@ def test_a_grid_around_a_grid_is_no_more_closed_than_what_it_passes_messages_to(
 
 
 def test_a_plan_alone_says_what_it_assumes_of_the_superlink() -> None:
-    assert f"{INCLUDED} (whose SuperLink, if others reach it, has Blackthorn's guard" in (
+    assert f"{INCLUDED} (whose SuperLink, if others reach it, has TLS and Blackthorn's guard" in (
         PLAN.sentence()
     )
 

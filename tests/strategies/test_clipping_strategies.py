@@ -23,7 +23,7 @@ from blackthorn.strategies import (
     NormBound,
     RoundContext,
 )
-from blackthorn.strategies.bounded_update import ClipNorm
+from blackthorn.strategies.bounding import ClipNorm
 
 Vector = np.ndarray
 
@@ -297,7 +297,9 @@ def test_only_the_attackers_of_the_round_are_named(tmp_path: Path) -> None:
         ({"algorithm": "fat-clipping-pi", "clip_norm": 1e-3, "local_steps": 400}, 0.4),
     ],
 )
-def test_rounding_accuses_nobody(tmp_path: Path, options: dict[str, Any], bound: float) -> None:
+def test_rounding_puts_nobody_beyond_the_bound(
+    tmp_path: Path, options: dict[str, Any], bound: float
+) -> None:
     """w_i = w - η_l u in float32 is off by more than u is allowed to be: d = 15010, ‖w‖ = 21."""
     reports: list[Any] = []
     run(

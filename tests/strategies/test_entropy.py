@@ -9,7 +9,7 @@ from scipy import special, stats
 
 from blackthorn.randomness import Stream
 from blackthorn.strategies import ClipNorm, PoissonParticipation, PrivacyPlan
-from blackthorn.strategies.entropy import LARGEST_NORMAL, SeededRandomness, SystemRandomness
+from blackthorn.strategies.noise import LARGEST_NORMAL, SeededRandomness, SystemRandomness
 
 
 def test_the_systems_normal_numbers_are_normal() -> None:
@@ -37,7 +37,7 @@ def test_leading_zeros_reach_into_the_tails(zeros: int, monkeypatch: pytest.Monk
         first = (1 << 63 - zeros | m << 1 | sign) if zeros < 11 else m << 1 | sign
         words = iter([first, *toss_words(zeros - 11)])
         monkeypatch.setattr(
-            "blackthorn.strategies.entropy.os.urandom",
+            "blackthorn.strategies.noise.os.urandom",
             lambda n, words=words: b"".join(
                 next(words).to_bytes(8, "little") for _ in range(n // 8)
             ),
@@ -54,7 +54,7 @@ def test_leading_zeros_reach_into_the_tails(zeros: int, monkeypatch: pytest.Monk
 def hand_out(words: Iterator[int], patch: pytest.MonkeyPatch) -> None:
     """The operating system gives one word after the other, one at a time."""
     patch.setattr(
-        "blackthorn.strategies.entropy.os.urandom", lambda n: next(words).to_bytes(n, "little")
+        "blackthorn.strategies.noise.os.urandom", lambda n: next(words).to_bytes(n, "little")
     )
 
 
@@ -82,7 +82,7 @@ def test_the_tails_are_mirrors_and_every_word_s_number_is_its_own(
             taken += size // 8
             return drawn[taken - size // 8 : taken].tobytes()
 
-        monkeypatch.setattr("blackthorn.strategies.entropy.os.urandom", urandom)
+        monkeypatch.setattr("blackthorn.strategies.noise.os.urandom", urandom)
         return SystemRandomness().normal(len(own))
 
     one = drawn(words)
@@ -101,7 +101,7 @@ def test_a_rate_below_all_53_bits_is_met(monkeypatch: pytest.MonkeyPatch) -> Non
     for tossed, joins in ((48, True), (47, False)):
         words = iter([0, 1 << 63 - tossed])
         monkeypatch.setattr(
-            "blackthorn.strategies.entropy.os.urandom",
+            "blackthorn.strategies.noise.os.urandom",
             lambda n, words=words: next(words).to_bytes(n, "little"),
         )
         sampler = PoissonParticipation(1e-18)
@@ -115,9 +115,7 @@ def test_the_tails_end_at_the_smallest_fraction() -> None:
 
 def test_extreme_words_give_finite_normal_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     for byte in (b"\x00", b"\xff"):
-        monkeypatch.setattr(
-            "blackthorn.strategies.entropy.os.urandom", lambda n, byte=byte: byte * n
-        )
+        monkeypatch.setattr("blackthorn.strategies.noise.os.urandom", lambda n, byte=byte: byte * n)
         drawn = SystemRandomness().normal(3)
         assert np.isfinite(drawn).all()
         assert np.abs(drawn).max() <= LARGEST_NORMAL

@@ -38,7 +38,7 @@ def at_most_100(client: int, claimed: int | None) -> int:
 
 
 def average(*deliveries: Delivery) -> dict[str, Any] | None:
-    metrics = average_metrics(deliveries, at_most_100)
+    metrics = average_metrics(deliveries, at_most_100).metrics
     return None if metrics is None else dict(metrics)
 
 
@@ -63,8 +63,6 @@ def test_without_a_count_the_cap_decides() -> None:
     [
         {"accuracy": 1.5},
         {"accuracy": -0.1},
-        {"accuracy": math.nan},
-        {"accuracy": math.inf},
         {"accuracy": 0.9, "num_examples": 1e30},
         {"accuracy": 0.9, "num_examples": 0},
         {"accuracy": 0.9, "num_examples": [3]},
@@ -83,6 +81,15 @@ def test_a_metric_that_is_not_finite_does_not_count(value: float) -> None:
         reported(3, accuracy=0.5, loss=5.0),
     )
     assert found == {"accuracy": 0.5, "loss": 4.0}
+
+
+@pytest.mark.parametrize("value", [math.nan, -math.inf])
+def test_an_accuracy_that_is_not_finite_takes_no_other_metric_with_it(value: float) -> None:
+    found = average_metrics(
+        [reported(1, accuracy=value, auc=0.25), reported(2, accuracy=value, auc=0.75)], at_most_100
+    )
+    assert dict(found.metrics or {}) == {"auc": 0.5}
+    assert list(found.not_finite) == ["accuracy"]
 
 
 def test_a_metric_that_most_do_not_report_is_left_out() -> None:

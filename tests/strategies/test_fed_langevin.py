@@ -203,7 +203,9 @@ def test_scheme_ii_refuses_unbalanced_data() -> None:
         ({"weighting": "num-examples"}, "weighting is not an option"),
     ],
 )
-def test_wrong_options(options: dict[str, Any], expected: str) -> None:
+def test_options_that_the_scheme_cannot_have_are_refused(
+    options: dict[str, Any], expected: str
+) -> None:
     with pytest.raises(ValueError, match=expected):
         FedLangevin(0.5, **options)
 

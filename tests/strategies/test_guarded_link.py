@@ -14,13 +14,15 @@ from memory_grid import MemoryGrid, initial_model, quadratic_app, runs
 
 from blackthorn.flower_port.grpc_grid import report_of_guard
 from blackthorn.flower_port.guard import REPORT, service
+from blackthorn.flower_port.guard.audit import FILE, AuditLog
 from blackthorn.flower_port.guard.checks import Sizes
 from blackthorn.flower_port.guard.records import Records
 from blackthorn.launch.federation.addresses import LOOPBACK
 from blackthorn.recording.round_entries import operator_entry, round_entry
 from blackthorn.strategies import GFedAvg, RoundReport
 from blackthorn.strategies.enrolment import ClientRegistry
-from blackthorn.strategies.guarded_link import GuardedLink, Refusal
+from blackthorn.strategies.enrolment_messages import GuardedLink
+from blackthorn.strategies.reports import Refusal
 
 TOKEN = "the-token"
 KEYS = {b"key of 11": 11, b"key of 12": 12, b"key of 13": 13}
@@ -56,12 +58,12 @@ def records(tmp_path: Path) -> Records:
 
 
 @pytest.fixture
-def address(records: Records) -> Iterator[str]:
+def address(records: Records, tmp_path: Path) -> Iterator[str]:
     """A server with the guard's calls for ServerApps and for operators, and nothing else."""
     state: Any = SimpleNamespace(nodes=lambda: KEYS, is_task=lambda token: token == TOKEN)
     interceptors = [
-        service.ForServerApps(state, records, Sizes()),
-        service.ForOperators(records),
+        service.ForServerApps(state, records, Sizes(), lambda: True),
+        service.ForOperators(state, records, AuditLog(tmp_path / FILE)),
     ]
     server = grpc.server(concurrent.futures.ThreadPoolExecutor(4), interceptors=interceptors)
     port = server.add_insecure_port(f"{LOOPBACK}:0")

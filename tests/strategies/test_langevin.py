@@ -331,7 +331,7 @@ def test_the_clients_follow_the_decay_within_a_round() -> None:
         assert variance == pytest.approx(2 * eta / p, rel=0.02)
 
 
-def test_shares_and_balance() -> None:
+def test_shares_are_of_all_examples_and_balanced_within_a_hundredth() -> None:
     assert shares({4: 1, 2: 3}) == {4: 0.25, 2: 0.75}
     require_balance(shares({0: 1000, 1: 1010}))
     with pytest.raises(ValueError, match=r"client 1 has 1\.02 times the examples of client 0"):

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from blackthorn.strategies.layout import ModelLayout
+from blackthorn.strategies.global_model import ModelLayout
 
 STATE: dict[str, np.ndarray] = {
     "b.weight": np.arange(6, dtype=np.float32).reshape(2, 3),
@@ -33,7 +33,7 @@ def test_flatten_follows_the_layout_and_not_the_state_given() -> None:
     assert ModelLayout.of(STATE).flatten(shuffled).tolist() == VECTOR
 
 
-def test_flatten_copies() -> None:
+def test_a_flattened_state_shares_no_memory_with_it() -> None:
     state = {"w": np.zeros(3, dtype=np.float32)}
     ModelLayout.of(state).flatten(state).fill_(5)
     assert state["w"].tolist() == [0, 0, 0]

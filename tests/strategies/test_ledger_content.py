@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,10 @@ from blackthorn.strategies import (
     Ledger,
     PrivacyPlan,
 )
+from blackthorn.strategies.ledger_file import Entry, begins_with, with_rounds
 from blackthorn.strategies.participation import Participation
 from blackthorn.strategies.privacy_plan import Neighbours
+from blackthorn.strategies.release import Release
 
 GOOD: dict[str, Any] = {
     "format": 1,
@@ -39,6 +42,10 @@ def bad_charges() -> Iterator[dict[str, Any]]:
         yield {**good, "sample_rate": rate}
     for drawn in ([2, 4], [], 0, "", [2], [2, 1], [0, 4], [1.0, 4], [True, 4], [2, 4, 8], "24"):
         yield {**good, "drawn": drawn}
+    for link in ("apart", "unknown"):
+        yield {**good, "rounds": 0, "link": link}
+    for rounds in (False, 0.0, -1, "0", None):
+        yield {**good, "rounds": rounds, "link": "open"}
     for key in good:
         yield {name: value for name, value in good.items() if name != key}
 
@@ -69,6 +76,28 @@ def test_what_no_run_could_have_written_is_refused(tmp_path: Path, change: dict[
         Ledger(plan(), path)
     assert "\n" not in str(e.value)
     assert path.read_text() == text
+
+
+def test_a_ledger_begins_with_what_it_held_before_more_was_charged_or_asked() -> None:
+    """Against all ways that lead from one content to another in six steps."""
+    open_link = Release(2.0, link="open")
+    steps = [(Release(2.0), 1), (open_link, 0), (open_link, 1)]
+
+    def after(way: tuple[tuple[Release, int], ...], entries: list[Entry]) -> list[Entry]:
+        for release, rounds in way:
+            entries = with_rounds(entries, release, "a" * 16, rounds)
+        return entries
+
+    def ways(most: int) -> Iterator[tuple[tuple[Release, int], ...]]:
+        for length in range(most + 1):
+            yield from product(steps, repeat=length)
+
+    contents = {tuple(after(way, [])) for way in ways(3)}
+    assert len(contents) > 20
+    for held in contents:
+        reached = {tuple(after(way, [*held])) for way in ways(4)}
+        for content in contents:
+            assert begins_with(content, held) == (content in reached)
 
 
 FIXED = FixedParticipation(2)

@@ -19,7 +19,7 @@ from blackthorn.strategies import (
     Ledger,
     PoissonParticipation,
     PrivacyPlan,
-    locked_file,
+    durable_file,
     spent,
 )
 from blackthorn.strategies.ledger import LedgerInUse
@@ -147,7 +147,7 @@ def test_interrupted_between_any_two_instructions(
     """Whatever a signal cut short is closed once: a second time is "Bad file descriptor", or closes
     somebody else's file. Nothing stays locked, and the file is whole."""
     monkeypatch.setattr(os, "fsync", lambda _descriptor: None)
-    module = locked_file.__file__
+    module = durable_file.__file__
     release = plan().release()
     for step in range(1, 2000):
         path = tmp_path / f"{step}.json"

@@ -27,8 +27,7 @@ from blackthorn.strategies import (
 from blackthorn.strategies.attestation import (
     SentRule,
 )
-from blackthorn.strategies.entropy import SystemRandomness
-from blackthorn.strategies.noise import on_grid
+from blackthorn.strategies.noise import SystemRandomness, on_grid
 from blackthorn.strategies.private_averaging import PrivateAveraging
 from blackthorn.tasks.datasets import Examples
 from blackthorn.tasks.flat_model import FlatModel
@@ -141,7 +140,7 @@ def test_the_grid_is_fine_beside_the_noise_and_coarse_beside_its_gaps(deviation:
     assert gaps[0] < 2.0**-30 * 2.0**-20
 
 
-def share_of_even_bits(missing: int, **changed: Any) -> float:
+def share_of_even_bits(missing: int, **options: Any) -> float:
     """Of the last bits of a new model whose clients have trained nothing, each bringing its share
     of the noise in a model that is rounded to float32; `missing` of the eight do not answer."""
     count, bound, z = 8, 1e-3, 4.0
@@ -155,11 +154,10 @@ def share_of_even_bits(missing: int, **changed: Any) -> float:
         participation=FullParticipation(),
         delta=0.01,
         noise_location="client",
+        **options,
     )
     strategy = DPFedAvg(plan)
     strategy._sent_in = torch.float32
-    for name, value in changed.items():
-        setattr(strategy, name, value)
     shares = z * bound / count**0.5 * generator.standard_normal((count - missing, len(start)))
     models = (start.double() - torch.from_numpy(shares)).float()
     updates = start - models
@@ -174,4 +172,4 @@ def test_the_last_bits_do_not_tell_whether_everybody_answered() -> None:
     six = 6 * 0.5 / 40_000**0.5
     for missing in (0, 1, 3):
         assert share_of_even_bits(missing) == pytest.approx(0.5, abs=six)
-    assert share_of_even_bits(0, _owed=lambda _: 0.0) > 0.5 + 3 * six
+    assert share_of_even_bits(0, top_up=False, claim=False) > 0.5 + 3 * six

@@ -18,7 +18,7 @@ from scipy import stats
 from blackthorn.server_app.run import prepare
 from blackthorn.settings.config import ConfigError, make_config
 from blackthorn.strategies import DPFedAvg, LocalRate, RoundReport, ServerStep
-from blackthorn.strategies.noise import check_resolution, longest_noised
+from blackthorn.strategies.noise import check_resolution, longest_noised, roundings_needed
 
 
 def rounded_deviation(mean: float, deviation: float) -> float:
@@ -58,6 +58,30 @@ def test_honest_noise_is_not_cut_where_it_is_rounded() -> None:
     assert longest_noised(0.0, smallest, d) > rounded_deviation(0.5, smallest) * math.sqrt(d)
 
 
+@pytest.mark.parametrize(("dimension", "rounds", "shares"), [(10**7, 100, 2), (10**4, 1, 8)])
+def test_one_client_s_roundings_do_not_show_in_the_size_of_all_that_is_released(
+    dimension: int, rounds: int, shares: int
+) -> None:
+    """By the deviation of a chi-square: how far the mean square moves where a model is missing
+    whose rounding nobody makes up for, and the noise is as short as is allowed."""
+    width = roundings_needed(dimension, rounds, shares)
+    whole = (shares + 1) * width**2
+    known = math.sqrt(2 / (dimension * rounds)) * whole
+    lacking = rounded_deviation(0.3, width) ** 2 - width**2
+    assert lacking == pytest.approx(1 / 12, rel=0.01)
+    assert lacking / known == pytest.approx(1e-3, rel=0.01)
+
+
+def test_a_plan_asks_for_as_many_roundings_as_its_rounds_and_its_model_need() -> None:
+    """In float64 weights, and at a power of two, too: nothing is made up for."""
+    for dtype, rate in ((torch.float32, 3e-5), (torch.float64, 3e-14)):
+        model = torch.ones(10**6, dtype=dtype)
+        short, long = (plan(noise_location="client", rounds=t) for t in (1, 10**6))
+        short.check_resolution(model, rate)
+        with pytest.raises(ValueError, match="so that its size would tell who answered"):
+            long.check_resolution(model, rate)
+
+
 # Whole rounds.
 
 
@@ -83,11 +107,11 @@ def test_at_every_rate_the_noise_is_right_or_refused(rate: float) -> None:
         found = noise_of_a_round(rate)
     except ValueError as error:
         assert f"local rate = {rate:g} is not allowed with noise at the clients" in str(error)
-        assert rate < 1e-6
+        assert rate < 1e-5
     else:
         # A share of the server's comes on top.
         assert found == pytest.approx(Z * C * math.sqrt(1 + 1 / 8), rel=0.02)
-        assert rate > 1e-7
+        assert rate > 1e-6
 
 
 def test_noise_at_the_server_does_not_depend_on_the_rate() -> None:

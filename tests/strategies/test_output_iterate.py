@@ -8,13 +8,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from digits_runs import configuration, model, run, summary_of
+from digits_runs import PRIVATE, configuration, model, run, summary_of
 from flwr.app import Array, ArrayRecord
+from safetensors.numpy import load_file
 from scipy.stats import chisquare
 
 from blackthorn.server_app.run import prepare
+from blackthorn.settings.catalogue import ALGORITHMS
 from blackthorn.settings.config import ConfigError
-from blackthorn.strategies.output_iterate import IterateKeeper, OutputIterate, is_better
+from blackthorn.strategies.judging import Judge
+from blackthorn.strategies.output_iterate import IterateKeeper, OutputIterate
+from blackthorn.tasks.problem import load_problem
 
 
 def exact_weights(contraction: Fraction, num_rounds: int) -> list[Fraction]:
@@ -43,7 +47,7 @@ def test_weights_are_exactly_those_of_the_theorem(contraction: Fraction, num_rou
     np.testing.assert_allclose(found, expected, rtol=1e-12)
 
 
-def test_uniform_weights() -> None:
+def test_uniform_weights_are_all_alike() -> None:
     np.testing.assert_allclose(OutputIterate("uniform").weights(4), [0.25] * 4)
 
 
@@ -57,7 +61,7 @@ def test_a_million_rounds_do_not_overflow() -> None:
 
 
 @pytest.mark.parametrize("contraction", [1e-15, 1 - 1e-15])
-def test_extreme_contractions(contraction: float) -> None:
+def test_the_weights_of_extreme_contractions_are_finite_and_sum_to_1(contraction: float) -> None:
     weights = OutputIterate("random-weighted", contraction).weights(1000)
     assert weights.sum() == pytest.approx(1, rel=1e-12)
     assert weights[-1] == pytest.approx(1 / 1000 if contraction < 0.5 else 1.0, rel=1e-9)
@@ -83,9 +87,9 @@ def test_a_draw_is_the_seeds_own() -> None:
     assert output.draw(1000, 5) != output.draw(1000, 6)
 
 
-@pytest.mark.parametrize("rule", ["last", "best"])
+@pytest.mark.parametrize("rule", ["last", "best", "uniform-average", "weighted-average"])
 def test_nothing_is_drawn_for_the_other_rules(rule: Any) -> None:
-    assert OutputIterate(rule).draw(10, 0) is None
+    assert OutputIterate(rule, 0.5).draw(10, 0) is None
 
 
 @pytest.mark.parametrize("contraction", [0.0, 1.0, -0.5, math.nan, 2.0])
@@ -132,19 +136,28 @@ def test_w_t_is_the_model_with_which_round_t_begins(seed: int) -> None:
         ([{"accuracy": 0.5, "loss": 0.1}, {"accuracy": 0.6, "loss": 9.0}], 1),
     ],
 )
-def test_best(evaluations: list[dict[str, float]], expected: int) -> None:
+def test_best_keeps_the_iterate_of_the_best_evaluation(
+    evaluations: list[dict[str, float]], expected: int
+) -> None:
     assert keep(OutputIterate("best"), 0, evaluations) == expected
 
 
-def test_last() -> None:
+def test_last_keeps_the_last_iterate_whatever_it_is_worth() -> None:
     assert keep(OutputIterate(), 0, accuracies(0.9, 0.5, 0.1)) == 2
 
 
-def test_better() -> None:
+def test_a_higher_accuracy_or_else_a_lower_loss_is_better() -> None:
+    is_better = Judge().prefers
     assert is_better({"accuracy": 0.5}, None)
     assert not is_better({"accuracy": 0.5}, {"accuracy": 0.5})
     assert not is_better({}, None)
     assert is_better({"loss": 0.5}, {"loss": math.nan})
+
+
+def test_or_what_a_run_is_judged_by() -> None:
+    assert Judge("r2").prefers({"r2": 0.5, "loss": 9.0}, {"r2": 0.4, "loss": 1.0})
+    assert Judge("rmse", higher=False).prefers({"rmse": 1.0}, {"rmse": 2.0})
+    assert not Judge("rmse", higher=False).prefers({"r2": 1.0}, None)
 
 
 # In a run.
@@ -184,6 +197,87 @@ def test_a_run_hands_out_the_drawn_iterate(
         assert summary["final"]["accuracy"] == entries[expected - 1]["accuracy"]
 
 
+AVERAGES = [
+    OutputIterate("uniform-average"),
+    OutputIterate("weighted-average", 0.4),
+    OutputIterate("weighted-average", 1e-12),
+    OutputIterate("weighted-average", 0.999),
+]
+
+
+@pytest.mark.parametrize("output", AVERAGES)
+def test_an_average_is_the_mean_of_the_random_one(output: OutputIterate) -> None:
+    """Σ_t weight_t w_t, w_1 the initial model and w_{T+1} left out, at every T."""
+    values = np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32)
+    for num_rounds in range(1, 8):
+        keeper = IterateKeeper(output, num_rounds, 0)
+        for t in range(num_rounds + 1):
+            record = {"w": Array(values[t]), "count": Array(np.array(t))}
+            keeper.see(t, ArrayRecord(record), {})
+        expected = output.weights(num_rounds) @ values[:num_rounds].astype(np.float64)
+        found = keeper.arrays
+        np.testing.assert_allclose(found["w"].numpy(), expected, rtol=3e-7, atol=1e-7)
+        assert found["w"].numpy().dtype == np.float32
+        assert found["count"].numpy() == num_rounds - 1
+        assert keeper.server_round == num_rounds - 1
+
+
+def test_the_sum_of_many_float32_iterates_loses_nothing() -> None:
+    keeper = IterateKeeper(OutputIterate("uniform-average"), 20_000, 0)
+    for t in range(20_000):
+        keeper.see(t, ArrayRecord({"w": Array(np.array([t % 3], dtype=np.float32))}), {})
+    assert float(keeper.arrays["w"].numpy()[0]) == np.float32(19_999 / 20_000)
+
+
+_EXTRA: dict[str, dict[str, Any]] = {
+    "fa-ld": {"local_lr": 1e-4},
+    "fsgld": {"local_lr": 1e-4, "algorithm_options": 'surrogate = "none"'},
+    "sghmc": {"local_lr": 1e-4},
+    "psgld": {"local_lr": 1e-4, "algorithm_options": "warm-up = 1", "burn_in": 1},
+    "dp-fedavg": PRIVATE,
+    "dp-normfedavg": {**PRIVATE, "algorithm": "dp-normfedavg"},
+    "secure-dp-fedavg": {
+        **PRIVATE,
+        "algorithm": "secure-dp-fedavg",
+        "participation": "full",
+        "sample_rate": 1.0,
+    },
+    "rage": {"num_corrupt": 1},
+    "biclip": {"algorithm_options": "low = 0.01, high = 1.0"},
+}
+
+
+@pytest.mark.parametrize("algorithm", sorted(ALGORITHMS))
+@pytest.mark.parametrize("rule", ["uniform", "uniform-average", "weighted-average"])
+def test_every_algorithm_hands_out_what_its_paper_s_box_does(
+    tmp_path: Path, algorithm: str, rule: Any
+) -> None:
+    needs = ALGORITHMS[algorithm].clip_norm == "needed"
+    options: dict[str, Any] = {"algorithm": algorithm, "instruments": False, "num_server_rounds": 3}
+    options |= {"clip_norm": 1.0} if needs else {}
+    options |= _EXTRA.get(algorithm, {})
+    if rule == "weighted-average":
+        # mu eta_g eta_l K / 2 = 0.4, whatever the rate.
+        options["strong_convexity"] = 0.2 / float(options.get("local_lr", 0.1))
+    seen: list[np.ndarray] = []
+    run(tmp_path, [lambda r: seen.append(r.model.double().numpy())], output_iterate=rule, **options)
+    iterates = np.array(seen)
+    assert len(iterates) == 4 and not np.array_equal(iterates[0], iterates[3])
+    found = final(tmp_path)
+    if rule == "uniform":
+        expected = iterates[drawn(OutputIterate("uniform"), 3, 0) - 1]
+    else:
+        expected = OutputIterate(rule, 0.4).weights(3) @ iterates[:3]
+    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-9)
+
+
+def final(folder: Path) -> np.ndarray:
+    """The final model as the strategy's vector: in the order of the state_dict."""
+    problem = load_problem(configuration(folder))
+    state = load_file(folder / "checkpoints" / "final.safetensors")
+    return np.concatenate([state[name].ravel() for name in problem.state()]).astype(np.float64)
+
+
 def test_a_run_hands_out_the_best(tmp_path: Path) -> None:
     # At this rate the accuracy goes up and down.
     entries = run(
@@ -212,6 +306,9 @@ def test_the_last_is_the_default(tmp_path: Path) -> None:
         {"strong_convexity": 1.0, "local_lr": 0.5},  # a contraction of 1
     ],
 )
-def test_a_run_without_weights_is_refused(tmp_path: Path, options: dict[str, float]) -> None:
-    with pytest.raises(ConfigError, match="output-iterate = random-weighted is not allowed"):
-        configuration(tmp_path, output_iterate="random-weighted", **options)
+@pytest.mark.parametrize("rule", ["random-weighted", "weighted-average"])
+def test_a_run_without_weights_is_refused(
+    tmp_path: Path, rule: str, options: dict[str, float]
+) -> None:
+    with pytest.raises(ConfigError, match=f"output-iterate = {rule} is not allowed"):
+        configuration(tmp_path, output_iterate=rule, **options)

@@ -21,8 +21,12 @@ from blackthorn.strategies import (
     spent,
 )
 from blackthorn.strategies.accounting import Release
-from blackthorn.strategies.entropy import SystemRandomness
-from blackthorn.strategies.noise import client_deviation, longest_noised, missing_share
+from blackthorn.strategies.noise import (
+    SystemRandomness,
+    client_deviation,
+    longest_noised,
+    missing_share,
+)
 
 
 def plan(**options: Any) -> PrivacyPlan:
@@ -87,7 +91,7 @@ def test_a_fixed_cohort_is_drawn_from_all_places() -> None:
         ({"participation": PoissonParticipation(1.0)}, Release(2.0), 1000.0),
     ],
 )
-def test_charges_and_denominators(
+def test_a_plan_charges_its_release_and_divides_by_its_fixed_cohort(
     options: dict[str, Any], release: Release, denominator: float
 ) -> None:
     sampler = plan(**options)
@@ -185,7 +189,7 @@ def test_calibration_of_a_plan() -> None:
     assert fixed.noise_multiplier == pytest.approx(2.0, rel=0.01)
 
 
-def test_the_local_figure() -> None:
+def test_the_local_figure_is_of_one_share_of_the_noise_a_round() -> None:
     """One message of z/(2√s) in each of T rounds, s the most that can be asked at once."""
     for kind, s in (
         (FixedParticipation(100), 100),

@@ -14,13 +14,12 @@ from noised_rounds import (
     COHORTS,
     FAILING,
     LR,
-    SMALL,
     START,
     WITHIN,
     C,
-    Chosen,
     D,
     Z,
+    choose,
     contribution,
     faint,
     grid,
@@ -38,10 +37,14 @@ from blackthorn.strategies import (
     FixedParticipation,
     FullParticipation,
     PoissonParticipation,
+    RoundContext,
     RoundReport,
     ServerStep,
 )
+from blackthorn.strategies.bounded_update import ClipUpdate
 from blackthorn.strategies.private_averaging import PrivateAveraging
+
+EVERYBODY = range(10, 10 + CLIENTS)
 
 
 def due(location: str) -> float:
@@ -53,11 +56,11 @@ def due(location: str) -> float:
 @COHORTS
 @pytest.mark.parametrize("location", ["server", "client"])
 def test_the_noise_is_what_the_ledger_charges(
-    location: str, failing: int, cohort: Sequence[int]
+    location: str, failing: int, cohort: Sequence[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """r = q m = 4: the cohorts are larger and smaller, and the sum's noise is the same for all."""
-    strategy = Chosen(plan(noise_location=location), local_rate=LR, statistics="server")
-    strategy.cohort = cohort
+    strategy = DPFedAvg(plan(noise_location=location), local_rate=LR, statistics="server")
+    choose(monkeypatch, cohort)
     found = moved(strategy, grid(failing, noisy=location == "client"))
     ((release, count),) = strategy.ledger.charges
     assert count == 1
@@ -67,18 +70,50 @@ def test_the_noise_is_what_the_ledger_charges(
     assert abs(found.mean()) < 6 * Z * C / math.sqrt(D)
 
 
+@pytest.mark.parametrize("location", ["server", "client"])
+@pytest.mark.parametrize("failing", [0, 3])
+def test_without_a_claim_the_sum_may_be_divided_by_the_number_of_replies(
+    location: str, failing: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Zhang et al.: every update is one vector of ones, clipped to C, and so is their mean."""
+    unclaimed = plan(noise_location=location, claim=False, noise_multiplier=1e-5)
+    options: dict[str, Any] = {"local_rate": LR, "statistics": "server"}
+    strategy = DPFedAvg(unclaimed, denominator="replies", **options)
+    choose(monkeypatch, EVERYBODY)
+    found = moved(strategy, grid(failing, update=ones))
+    r = 4  # by which `moved` multiplies
+    assert found.mean() == pytest.approx(r * C / math.sqrt(D), rel=1e-3)
+    fixed = DPFedAvg(unclaimed, **options)
+    by_r = moved(fixed, grid(failing, update=ones)).mean()
+    assert by_r == pytest.approx((CLIENTS - failing) * C / math.sqrt(D), rel=1e-3)
+
+
+def test_divided_by_replies_nothing_is_claimed_and_no_reply_is_no_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(ValueError, match="denominator = replies breaks the claim"):
+        DPFedAvg(plan(), local_rate=LR, denominator="replies")
+    strategy = DPFedAvg(
+        plan(claim=False), local_rate=LR, statistics="server", denominator="replies"
+    )
+    choose(monkeypatch, EVERYBODY)
+    assert np.abs(moved(strategy, grid(CLIENTS))).max() < 1e-5  # of the start in float32
+
+
 @pytest.mark.parametrize("claim", [True, False])
 @pytest.mark.parametrize("failing", [1, CLIENTS])
-def test_without_top_up_nothing_is_claimed(claim: bool, failing: int) -> None:
+def test_without_top_up_nothing_is_claimed(
+    claim: bool, failing: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The noise would be that of the clients that answer: with one it is there, without it not."""
     if claim:
         with pytest.raises(ValueError, match="top_up = False breaks the claim"):
             plan(noise_location="client", top_up=False)
         return
-    strategy = Chosen(
+    strategy = DPFedAvg(
         plan(noise_location="client", top_up=False, claim=False), local_rate=LR, statistics="server"
     )
-    strategy.cohort = range(10, 10 + CLIENTS)
+    choose(monkeypatch, EVERYBODY)
     found = moved(strategy, grid(failing, noisy=True))
     left = math.sqrt((CLIENTS - failing) / CLIENTS)
     assert found.std() == pytest.approx(Z * C * left, rel=WITHIN, abs=1e-5)
@@ -104,9 +139,11 @@ def test_without_top_up_nothing_is_claimed_whoever_the_neighbours_are(
 
 
 @pytest.mark.parametrize("location", ["server", "client"])
-def test_an_empty_cohort_is_noised_and_charged(location: str) -> None:
-    strategy = Chosen(plan(noise_location=location), local_rate=LR, statistics="server")
-    strategy.cohort = []
+def test_an_empty_cohort_is_noised_and_charged(
+    location: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    strategy = DPFedAvg(plan(noise_location=location), local_rate=LR, statistics="server")
+    choose(monkeypatch, [])
     over = grid()
     found = moved(strategy, over, rounds=2) / math.sqrt(2)
     assert over.sent == []
@@ -115,9 +152,11 @@ def test_an_empty_cohort_is_noised_and_charged(location: str) -> None:
 
 
 @pytest.mark.parametrize("location", ["server", "client"])
-def test_a_round_nobody_answers_is_noised_and_charged(location: str) -> None:
-    strategy = Chosen(plan(noise_location=location), local_rate=LR, statistics="server")
-    strategy.cohort = [10, 11]
+def test_a_round_nobody_answers_is_noised_and_charged(
+    location: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    strategy = DPFedAvg(plan(noise_location=location), local_rate=LR, statistics="server")
+    choose(monkeypatch, [10, 11])
     nodes = dict.fromkeys(range(10, 18), silence)
     result = strategy.start(MemoryGrid(nodes), state_of(START), num_rounds=1, timeout=0.1)
     found = (START - weights(result.arrays)) / LR * 4
@@ -151,9 +190,11 @@ def test_poisson_rounds_of_every_size_have_the_same_noise() -> None:
     ("participation", "denominator"),
     [(PoissonParticipation(0.25), 2.0), (FixedParticipation(3), 3.0), (FullParticipation(), 8.0)],
 )
-def test_the_denominator_is_fixed(participation: Any, denominator: float) -> None:
-    strategy = Chosen(plan(participation=participation), local_rate=LR, statistics="server")
-    strategy.cohort = [10, 11]
+def test_the_denominator_is_fixed(
+    participation: Any, denominator: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    strategy = DPFedAvg(plan(participation=participation), local_rate=LR, statistics="server")
+    choose(monkeypatch, [10, 11])
     result = strategy.start(grid(failing=1), state_of(START), num_rounds=1, timeout=20)
     found = (START - weights(result.arrays)) / LR
     assert found.std() == pytest.approx(Z * C / denominator, rel=WITHIN)
@@ -179,12 +220,18 @@ def test_short_updates_are_left_alone_or_stretched() -> None:
 
 
 @pytest.mark.parametrize("kind", [DPFedAvg, DPNormFedAvg])
-def test_a_zero_update_contributes_zero_and_is_charged(kind: type[PrivateAveraging]) -> None:
+def test_a_zero_update_contributes_zero_and_is_charged(
+    kind: type[PrivateAveraging], monkeypatch: pytest.MonkeyPatch
+) -> None:
     strategy = kind(
-        plan(participation=PoissonParticipation(1.0), noise_multiplier=SMALL),
-        local_rate=LR,
-        statistics="server",
+        plan(participation=PoissonParticipation(1.0)), local_rate=LR, statistics="server"
     )
+
+    def no_noise(_: PrivateAveraging, share: float, context: RoundContext) -> torch.Tensor:
+        del share
+        return torch.zeros_like(context.model, dtype=torch.float64)
+
+    monkeypatch.setattr(PrivateAveraging, "_noise", no_noise)
     assert np.abs(moved(strategy, grid())).max() < 1e-4
     assert strategy.ledger.rounds == 1
 
@@ -261,17 +308,20 @@ def test_a_threshold_that_float32_cannot_hold_is_refused(
 
 
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
-def test_a_row_that_does_not_stay_finite_leaves_the_round_its_noise(value: float) -> None:
+def test_a_row_that_does_not_stay_finite_leaves_the_round_its_noise(
+    value: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Otherwise the model that stays as it was would tell who was there."""
+    real = ClipUpdate.constrain
 
-    class Overflowing(DPFedAvg):
-        def constrain(self, updates: torch.Tensor, bound: float) -> torch.Tensor:
-            bounded = super().constrain(updates, bound)
-            bounded[0, 0] = value
-            return bounded
+    def overflowing(updates: torch.Tensor, bound: float) -> torch.Tensor:
+        bounded = real(updates, bound)
+        bounded[0, 0] = value
+        return bounded
 
+    monkeypatch.setattr(ClipUpdate, "constrain", overflowing)
     everybody = plan(participation=FullParticipation())
-    strategy = Overflowing(
+    strategy = DPFedAvg(
         everybody, local_rate=LR, statistics="server", num_clients=CLIENTS, start_timeout=2.0
     )
     total = moved(strategy, grid(update=np.ones_like))
@@ -316,3 +366,25 @@ def test_the_last_broadcast_of_a_run_is_not_released_again() -> None:
     with pytest.raises(RuntimeError, match="round 1 has been released"):
         strategy.aggregate_train(1, [])
     assert strategy.ledger.rounds == 1
+
+
+@pytest.mark.parametrize(("length", "seen"), [(0.0, False), (2.0, True)])
+def test_signal_and_noise_are_told_of_what_was_released(length: float, seen: bool) -> None:
+    """Of eight equal updates of length C; without any it is 0, as noise alone tells nothing."""
+    strategy = DPFedAvg(
+        # By a seed: one draw in forty is longer than what noise alone tells.
+        plan(
+            participation=FullParticipation(), noise_multiplier=0.02, claim=False, insecure_seed=3
+        ),
+        local_rate=LR,
+        statistics="server",
+    )
+    reports: list[RoundReport] = []
+    strategy._observers.append(reports.append)
+    update = lambda w: np.full_like(w, length / math.sqrt(len(w)))  # noqa: E731
+    strategy.start(grid(update=update), state_of(START), num_rounds=1, timeout=20)
+    (report,) = reports
+    noise = 0.02 * C * math.sqrt(D) / CLIENTS
+    assert report.told["noise_norm"] == pytest.approx(noise, rel=1e-9)
+    expected = length / noise if seen else 0.0
+    assert report.told["signal_to_noise"] == pytest.approx(expected, rel=0.02)

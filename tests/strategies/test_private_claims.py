@@ -91,22 +91,24 @@ def test_a_ledger_that_begins_anew_is_told_in_a_project_of_one_s_own(
 @pytest.mark.parametrize("kind", [DPFedAvg, DPNormFedAvg])
 @pytest.mark.parametrize("bound", [0.1, 0.7, 3.0])
 def test_no_row_that_is_added_up_is_longer_than_c(
-    kind: type[PrivateAveraging], bound: float
+    kind: type[PrivateAveraging], bound: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rounded to float32 once it was bounded, a row can be longer than C by 6e-8: the figures are
     for C, and without sampling they are exact."""
     lengths: list[float] = []
 
-    class Watched(kind):  # type: ignore[misc, valid-type]
-        def bound(self, *arguments: Any) -> torch.Tensor:
-            rows = super().bound(*arguments)
-            lengths.extend(torch.linalg.vector_norm(rows.double(), dim=1).tolist())
-            return rows
+    real = PrivateAveraging.bound
 
+    def watched(*arguments: Any) -> torch.Tensor:
+        rows = real(*arguments)
+        lengths.extend(torch.linalg.vector_norm(rows.double(), dim=1).tolist())
+        return rows
+
+    monkeypatch.setattr(PrivateAveraging, "bound", watched)
     rng = np.random.default_rng(4)
     over = grid(update=lambda w: 10 * rng.standard_normal(w.shape))
     everybody = plan(clip_norm=ClipNorm(bound), participation=FullParticipation())
-    strategy = Watched(
+    strategy = kind(
         everybody, local_rate=LR, statistics="server", num_clients=CLIENTS, start_timeout=2.0
     )
     moved(strategy, over, rounds=3)
@@ -297,9 +299,9 @@ def test_a_client_does_not_answer_a_server_that_asks_for_too_little(z: float, sh
     ],
 )
 def test_another_rule_than_the_plan_s_is_not_sent_under_a_claim(
-    rule: LocalRule, location: str
+    rule: LocalRule, location: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever overrides the client's half asks nobody for it."""
+    """Whoever overrides the client's half asks nobody for it, if it were in our own class."""
 
     class Mixed(DPFedAvg):
         def local_rule(self, context: RoundContext) -> LocalRule:
@@ -307,7 +309,10 @@ def test_another_rule_than_the_plan_s_is_not_sent_under_a_claim(
             return rule
 
     options: Any = {"local_rate": LR, "num_clients": CLIENTS, "statistics": "server"}
-    strategy, seen = Mixed(plan(noise_location=location), **options), grid()
+    with pytest.raises(ValueError, match="Mixed overrides local_rule of PrivateAveraging"):
+        Mixed(plan(noise_location=location), **options)
+    monkeypatch.setattr(DPFedAvg, "local_rule", Mixed.local_rule, raising=False)
+    strategy, seen = DPFedAvg(plan(noise_location=location), **options), grid()
     with pytest.raises(ValueError, match=r"local_rule = clip-.* breaks the claim: by the privacy"):
         strategy.start(seen, state_of(START), num_rounds=1, timeout=20)
     assert not [one for one in seen.sent if one.metadata.message_type == "train"]
@@ -316,7 +321,53 @@ def test_another_rule_than_the_plan_s_is_not_sent_under_a_claim(
     unclaimed.start(grid(), state_of(START), num_rounds=1, timeout=20)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"claim": False},
+        {"claim": False, "insecure_seed": 1},
+        {"claim": False, "top_up": False, "noise_location": "client"},
+    ],
+)
+def test_a_plan_that_claims_nothing_says_so(options: dict[str, Any]) -> None:
+    unclaimed = plan(**options)
+    assert unclaimed.sentence() == "none, as the privacy plan claims nothing"
+    assert DPFedAvg(unclaimed).sentence() == unclaimed.sentence()
+    assert math.isinf(DPFedAvg(unclaimed).ledger.figure().epsilon)
+    assert not unclaimed.covers_clients()
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"noise_location": "client", "claim": False, "insecure_seed": 1}]
+)
+def test_nothing_holds_against_a_server_that_has_the_updates_or_the_noise(
+    options: dict[str, Any],
+) -> None:
+    assert math.isinf(plan(**options).local_figure().epsilon)
+    assert DPFedAvg(plan(**options)).local_figure() is None
+
+
+def test_what_a_robust_rule_releases_is_not_claimed_in_words_either() -> None:
+    rule = RageFilter(CorruptionBound(1))
+    strategy = DPFedAvg(plan(noise_location="client"), aggregator=rule)
+    assert math.isinf(strategy.ledger.figure().epsilon)
+    assert strategy.sentence().startswith("no central figure: the sensitivity of a robust rule")
+
+
+def test_a_strategy_says_that_the_arrays_it_is_given_are_taken_to_be_public() -> None:
+    given = "; it starts from given weights, which the figure takes to be public"
+    assert DPFedAvg(plan()).sentence() == plan().sentence() + given
+
+
 def test_a_plan_without_a_finite_epsilon_says_that_it_claims_nothing() -> None:
     assert math.isinf(plan(noise_multiplier=1e-3).figure().epsilon)
     assert plan(noise_multiplier=1e-3).sentence().startswith("none, as no finite epsilon holds: ")
+    with pytest.raises(ValueError, match=r"noise_multiplier = 0.001 breaks the claim: .*no finite"):
+        DPFedAvg(plan(noise_multiplier=1e-3))
+    DPFedAvg(plan(noise_multiplier=1e-3, claim=False))
+    # Enough for the sum, and too little for one message of three: no claim where that alone is.
+    shared = plan(noise_multiplier=0.08, noise_location="client")
+    assert math.isfinite(DPFedAvg(shared).privacy.figure().epsilon)
+    with pytest.raises(ValueError, match=r"noise_multiplier = 0.08 breaks the claim: .*no finite"):
+        DPFedAvg(shared, aggregator=RageFilter(CorruptionBound(0)))
     assert plan().sentence().startswith("client-level differential privacy")

@@ -163,7 +163,7 @@ def test_reasons_stay_short_whatever_the_header_says(lie: bytes, expected: str) 
     assert len(found) < 200
 
 
-def test_an_unknown_serialisation() -> None:
+def test_an_unknown_serialisation_is_rejected_in_a_short_line() -> None:
     array = Array(dtype="float32", shape=(2, 3), stype="pickle" * 30, data=Array(WEIGHT).data)
     found = reason(reply({**honest(), "weight": array}))
     assert found.startswith("weight: unknown serialisation 'picklepickle")

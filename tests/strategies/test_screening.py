@@ -33,7 +33,7 @@ from blackthorn.strategies.screening import (
 )
 
 
-def test_an_honest_reply() -> None:
+def test_an_honest_reply_gives_its_update_count_and_metrics() -> None:
     contribution = screen_reply(reply(loss=0.25), global_model(), LOCAL_LR)
     # (w - w_i) / 0.5 over weight and bias; the counter is not part of it
     assert contribution.update.tolist() == [2, 2, 2, 2, 2, 2, -1, 1]
@@ -64,7 +64,7 @@ def screened(delivery: Delivery) -> Screened:
     return Screening([delivery.client], global_model(), LOCAL_LR).result([delivery])
 
 
-def test_an_error_reply() -> None:
+def test_an_error_reply_is_rejected_with_its_reason_in_one_line() -> None:
     message = Message(Error(2, "no\ndata \x1b[2J here"), reply_to=order())
     assert reason(message).startswith("error 2: no")
     rejected = screened(Delivery(4, message)).rejected
@@ -164,14 +164,14 @@ def test_float64_updates_whose_squares_overflow(sign: int) -> None:
         ([0.5] * 5000, "[0.5, 0.5, "),
     ],
 )
-def test_insane_counts(value: Any, shown: str) -> None:
+def test_a_count_that_is_none_is_rejected_in_a_short_line(value: Any, shown: str) -> None:
     found = reason(counting(value))
     assert found.startswith(f"num-examples = {shown}")
     assert len(found) < 150
 
 
 @pytest.mark.parametrize(("value", "count"), [(1, 1), (10**12, 10**12), (12.0, 12)])
-def test_sane_counts(value: float, count: int) -> None:
+def test_a_count_up_to_10_to_the_12_counts(value: float, count: int) -> None:
     assert screen_reply(counting(value), global_model(), LOCAL_LR).num_examples == count
 
 
@@ -236,5 +236,5 @@ def test_what_screening_did_not_think_of_is_a_rejection_too() -> None:
         ("x" * 400, "x" * 300 + "..."),
     ],
 )
-def test_one_line(text: str, expected: str) -> None:
+def test_a_clients_text_becomes_one_printable_line(text: str, expected: str) -> None:
     assert one_line(text) == expected

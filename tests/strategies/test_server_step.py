@@ -1,6 +1,7 @@
 """The server step, against recursions written out in exact numbers."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -81,6 +82,6 @@ def test_nothing_is_changed_in_place() -> None:
         ({"projection_radius": math.nan}, "projection_radius = nan"),
     ],
 )
-def test_values_out_of_range_are_refused(options: dict[str, float], message: str) -> None:
+def test_values_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ServerStep(**options)

@@ -53,7 +53,7 @@ def test_the_integers_are_those_of_the_counter_and_key() -> None:
     assert found.numpy().tobytes() == expected.tobytes()
 
 
-def test_known_answer() -> None:
+def test_the_first_numbers_of_a_seed_are_the_known_bits() -> None:
     """Bits of the first numbers, as any other platform has to find them."""
     found = shared_noise(20240229, 3, 1, 6, torch.float64)
     assert [float(value).hex() for value in found] == KNOWN
@@ -99,7 +99,7 @@ def test_no_mathematical_library_is_asked(monkeypatch: pytest.MonkeyPatch) -> No
     assert torch.isfinite(shared_noise(1, 1, 1, 5000, torch.float64)).all()
 
 
-def test_the_law() -> None:
+def test_the_noise_is_standard_normal_and_uncorrelated() -> None:
     sample = shared_noise(9, 2, 5, 200_000, torch.float64).numpy()
     assert stats.kstest(sample, "norm").pvalue > 1e-3
     assert abs(sample.mean()) < 4 / math.sqrt(len(sample))
@@ -118,6 +118,8 @@ def test_seed_round_and_step_all_matter_and_blocks_do_not() -> None:
 @pytest.mark.parametrize(
     ("seed", "server_round", "step"), [(-1, 0, 0), (2**63, 0, 0), (0, 2**32, 0), (0, 0, -1)]
 )
-def test_out_of_range(seed: int, server_round: int, step: int) -> None:
+def test_a_seed_round_or_step_out_of_range_is_refused(
+    seed: int, server_round: int, step: int
+) -> None:
     with pytest.raises(ValueError, match="is not allowed"):
         shared_noise(seed, server_round, step, 3, torch.float64)

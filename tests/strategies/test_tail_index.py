@@ -23,13 +23,15 @@ def symmetric_stable(
 
 @pytest.mark.parametrize("alpha", ALPHAS)
 @pytest.mark.parametrize("shift", [0.0, 40.0])
-def test_a_million_scalars(alpha: float, shift: float) -> None:
+def test_the_index_of_a_million_stable_scalars_is_found_whatever_their_shift(
+    alpha: float, shift: float
+) -> None:
     samples = symmetric_stable(alpha, 1_000_000, np.random.default_rng(11)) + shift
     assert tail_index(samples) == pytest.approx(alpha, abs=0.05)
 
 
 @pytest.mark.parametrize("alpha", ALPHAS)
-def test_vectors_with_an_offset_in_each_coordinate(alpha: float) -> None:
+def test_the_index_of_stable_vectors_is_found_whatever_their_offset(alpha: float) -> None:
     generator = np.random.default_rng(12)
     samples = symmetric_stable(alpha, (200_000, 5), generator) + np.array([0, 1, -30, 500, 7.0])
     assert tail_index(torch.from_numpy(samples)) == pytest.approx(alpha, abs=0.05)
@@ -46,12 +48,12 @@ def test_norms_answer_one_whatever_the_law() -> None:
 
 
 @pytest.mark.parametrize("block_size", [2, 5, 100])
-def test_other_block_sizes(block_size: int) -> None:
+def test_the_index_is_found_with_other_block_sizes(block_size: int) -> None:
     samples = symmetric_stable(1.5, 1_000_000, np.random.default_rng(14))
     assert tail_index(samples, block_size) == pytest.approx(1.5, abs=0.05)
 
 
-def test_by_hand() -> None:
+def test_the_index_of_seven_samples_is_that_by_hand() -> None:
     # Median 0; block sums 6 and -10; the two zeros have no logarithm.
     samples = np.array([2.0, 4.0, 0.0, -7.0, -3.0, 0.0, 99.0])
     growth = (math.log(6) + math.log(10)) / 2 - math.log(2 * 4 * 7 * 3) / 4
@@ -85,6 +87,8 @@ def test_sums_shorter_than_samples_have_no_finite_index() -> None:
         (np.ones((20, 2, 2)), 10, "shape"),
     ],
 )
-def test_unusable_samples(samples: np.ndarray, block_size: int, message: str) -> None:
+def test_samples_and_block_sizes_without_an_index_are_refused(
+    samples: np.ndarray, block_size: int, message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         tail_index(samples, block_size)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from memory_grid import MemoryGrid, initial_model, quadratic_app, runs
+from noised_rounds import choose
 
 from blackthorn.attacks.round_config import expected_cohort
 from blackthorn.recording.privacy import privacy_plan
@@ -14,14 +15,12 @@ from blackthorn.settings.config import make_config, to_mapping
 from blackthorn.settings.derived import noise_shares
 from blackthorn.strategies import (
     ClipNorm,
-    CohortPlan,
     DPFedAvg,
     DPNormFedAvg,
     FixedParticipation,
     FullParticipation,
     PoissonParticipation,
     PrivacyPlan,
-    RoundContext,
 )
 from blackthorn.strategies.participation import Participation
 from blackthorn.strategies.privacy_plan import Neighbours, NoiseLocation
@@ -54,24 +53,19 @@ def messages_of_a_run(
         {10 + i: runs(quadratic_app(i, 10, attests=True)) for i in range(CLIENTS)},
     )
     strategy = system(plan, local_rate=0.25, statistics="server")
-    draw = strategy.draw_cohort
-
-    def chosen(clients: Sequence[int], context: RoundContext) -> CohortPlan:
-        draw(clients, context)
-        return CohortPlan.of(cohort)
-
     train_config = ConfigRecord({"seed": 3})
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(strategy, "draw_cohort", chosen)
+        choose(patch, cohort)
         strategy.start(grid, initial_model(), num_rounds=2, timeout=30.0, train_config=train_config)
     return [m for m in grid.sent if m.metadata.message_type == "train"]
 
 
 def said(message: Message) -> dict[str, Any]:
-    """All of a message but the model, which is released, its id and nonce, and when it was
-    written."""
+    """All of a message but the model, which is released, its id and nonce, what its run's rounds
+    are called, and when it was written."""
     content = {name: dict(record) for name, record in message.content.config_records.items()}
     assert len(str(content["config"].pop("nonce"))) == 32
+    assert len(str(content["config"].pop("round-series"))) == 32
     assert set(message.content) == {"arrays", "config", "rule", "layout"}
     own = ("_message_id", "_created_at", "_delivered_at")
     metadata = {k: v for k, v in message.metadata.__dict__.items() if k not in own}
@@ -96,6 +90,8 @@ def test_a_client_is_told_the_same_whoever_else_is_asked(
     received = [m for m in among if m.metadata.dst_node_id == TARGET]
     assert len(alone) == len(received) == 2
     assert len(among) == 2 * (CLIENTS - 1)
+    named = {message.content.config_records["config"]["round-series"] for message in among}
+    assert len(named) == 1
     for one, other in zip(alone, received, strict=True):
         assert said(one) == said(other)
 

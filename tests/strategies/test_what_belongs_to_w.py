@@ -312,7 +312,7 @@ def test_honest_clients_are_not_over_the_bound_in_half_precision(dtype: str) -> 
     assert [report.over_bound for report in reports] == [[], [], []]
 
 
-def test_a_bfloat16_module_travels_as_float32() -> None:
+def test_a_bfloat16_module_travels_as_float32_with_numbers_of_bfloat16() -> None:
     module = nn.Linear(3, 2).bfloat16()
     seen: list[np.dtype] = []
 
@@ -322,7 +322,7 @@ def test_a_bfloat16_module_travels_as_float32() -> None:
 
     final = start(GFedAvg(), grid_of(train, train), module)
     assert set(seen) == {np.dtype(np.float32)}
-    expected = module.weight.detach().float() + 1
+    expected = (module.weight.detach() + 1).float()
     np.testing.assert_array_equal(final["weight"].numpy(), expected.numpy())
     # As coarse as its clients compute.
     assert GlobalModel.of(module).layout.precision == torch.finfo(torch.bfloat16).eps

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from blackthorn.tasks.datasets import Examples
-from blackthorn.tasks.evaluation import evaluate
 from blackthorn.tasks.flat_model import FlatModel
-from blackthorn.tasks.labelled import cross_entropy
+from blackthorn.tasks.labelled import evaluate
+from blackthorn.tasks.losses import cross_entropy
 from blackthorn.tasks.models import build_model
 
 

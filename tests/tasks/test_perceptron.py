@@ -10,7 +10,7 @@ from blackthorn.client_app.training import LocalSGD, client_generator, train_cli
 from blackthorn.strategies.clipping import ClipGradient
 from blackthorn.tasks.datasets import Examples
 from blackthorn.tasks.flat_model import FlatModel
-from blackthorn.tasks.labelled import cross_entropy
+from blackthorn.tasks.losses import cross_entropy
 from blackthorn.tasks.models import Perceptron, build_model
 from blackthorn.tasks.shards import ExampleShard
 

@@ -72,7 +72,7 @@ def test_own_data_are_on_the_nodes() -> None:
     problem = load_problem(config)
     assert problem.task.on_nodes
     assert not problem.task.server_evaluates
-    with pytest.raises(ValueError, match="they are on the nodes"):
+    with pytest.raises(ValueError, match="the examples are on the nodes"):
         problem.shards()
     with pytest.raises(ValueError, match="not allowed in a simulation"):
         EngineGrid(config, problem)

@@ -56,7 +56,9 @@ SHAPES = {
     "digits": (1, 8, 8),
     "mnist": (1, 28, 28),
     "fashion-mnist": (1, 28, 28),
+    "emnist": (1, 28, 28),
     "cifar10": (3, 32, 32),
+    "features": (512,),
     "own-data": (5,),
 }
 

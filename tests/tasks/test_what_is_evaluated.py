@@ -13,6 +13,7 @@ import sklearn
 import torch
 from digits_runs import run
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from image_files import write_emnist, write_features
 from safetensors.numpy import load_file
 from shakespeare_files import LINE, samples, write
 from test_datasets import write_cifar, write_mnist
@@ -114,6 +115,59 @@ def test_cifar10_is_evaluated_on_its_test_batch(
     assert metrics == pytest.approx(expected, rel=1e-6)
 
 
+def test_emnist_is_evaluated_on_the_test_set_of_its_digits(tmp_path: Path) -> None:
+    images, labels = write_emnist(tmp_path)["test"]
+    metrics, state = told(tmp_path / "run", task="emnist", data_dir=str(tmp_path))
+    expected = linear_scores(state, images.reshape(len(labels), 784) / 255, labels.astype(int))
+    assert metrics == pytest.approx(expected, rel=1e-6)
+
+
+def test_features_are_evaluated_on_their_test_file(tmp_path: Path) -> None:
+    x, y = write_features(tmp_path, dimension=6)["test"]
+    form = {"input_shape": "6", "num_classes": 3}
+    metrics, state = told(tmp_path / "run", task="features", data_dir=str(tmp_path), **form)
+    expected = linear_scores(state, x.astype(np.float32), y)
+    assert metrics == pytest.approx(expected, rel=1e-6)
+
+
+PROJECT = """
+import numpy as np, torch
+from torch.utils.data import TensorDataset
+
+def part(name):
+    arrays = np.load(PATH)
+    return TensorDataset(*(torch.from_numpy(arrays[name + key]) for key in ("_x", "_y")))
+
+def load(client_id):
+    return part("train")
+
+def test():
+    return part("test")
+
+def build():
+    return torch.nn.Linear(6, 3)
+"""
+
+
+def test_a_project_of_one_s_own_is_evaluated_on_its_test_data(tmp_path: Path) -> None:
+    generator = np.random.default_rng(1)
+    arrays: dict[str, Any] = {
+        f"{part}_{key}": value
+        for part, count in (("train", 30), ("test", 9))
+        for key, value in (
+            ("x", generator.normal(size=(count, 6)).astype(np.float32)),
+            ("y", np.arange(count) % 3),
+        )
+    }
+    np.savez(tmp_path / "examples.npz", **arrays)
+    file = tmp_path / "project.py"
+    file.write_text(PROJECT.replace("PATH", repr(str(tmp_path / "examples.npz"))))
+    own = {"data": f"{file}:load", "test_data": f"{file}:test", "model": f"{file}:build"}
+    metrics, state = told(tmp_path / "run", task="own-project", dtype="float32", **own)
+    expected = linear_scores(state, arrays["test_x"], arrays["test_y"])
+    assert {name: metrics[name] for name in expected} == pytest.approx(expected, rel=1e-5)
+
+
 def test_shakespeare_is_evaluated_on_the_folder_test(tmp_path: Path) -> None:
     write(tmp_path / "shakespeare" / "train" / "a.json", {"PUCK": samples(LINE, 6)})
     write(tmp_path / "shakespeare" / "test" / "a.json", {"PUCK": samples(LINE[20:], 5)})
@@ -185,6 +239,13 @@ def test_a_node_is_evaluated_on_a_fifth_that_it_never_trains_on(tmp_path: Path) 
 
 
 def test_every_task_is_here() -> None:
-    images = {"digits", "cifar10", *FOLDERS}
-    others = {"shakespeare", "own-data", "least-squares", "quadratic-noise", "bayes-linear"}
+    images = {"digits", "cifar10", "emnist", "features", *FOLDERS}
+    others = {
+        "own-project",
+        "shakespeare",
+        "own-data",
+        "least-squares",
+        "quadratic-noise",
+        "bayes-linear",
+    }
     assert images | others == {*TASK_NAMES}

@@ -22,6 +22,7 @@ from byzfl import (
 )
 
 from blackthorn.strategies import aggregation
+from blackthorn.strategies.aggregation import Buckets
 
 Rows = np.ndarray
 
@@ -67,20 +68,20 @@ def agree(ours: Any, theirs: Rows, rtol: float = 1e-9) -> None:
     np.testing.assert_allclose(np.asarray(ours), theirs, rtol=rtol, atol=rtol * scale)
 
 
-def test_mean(rows: Rows) -> None:
+def test_the_mean_is_byzfls(rows: Rows) -> None:
     agree(aggregation.mean(rows).vector, Average()(rows))
 
 
-def test_median(rows: Rows) -> None:
+def test_the_median_is_byzfls(rows: Rows) -> None:
     agree(aggregation.coordinate_median(rows).vector, Median()(rows))
 
 
-def test_trimmed_mean(rows: Rows) -> None:
+def test_the_trimmed_mean_is_byzfls(rows: Rows) -> None:
     for b in (0, 1, corrupt(rows)):
         agree(aggregation.trimmed_mean(rows, b).vector, TrMean(f=b)(rows))
 
 
-def test_geometric_median(rows: Rows) -> None:
+def test_the_geometric_median_is_byzfls(rows: Rows) -> None:
     # Both smooth where a row is the median itself: there the answers are a hair apart.
     theirs = GeometricMedian(nu=1e-9, T=3000)(rows)
     ours = aggregation.geometric_median(rows).vector.numpy()
@@ -98,19 +99,19 @@ def test_geometric_median_in_general_position(seed: int) -> None:
     agree(aggregation.geometric_median(rows).vector, GeometricMedian(nu=1e-9, T=3000)(rows), 1e-6)
 
 
-def test_krum(rows: Rows) -> None:
+def test_krum_is_byzfls(rows: Rows) -> None:
     for b in (0, 1, corrupt(rows)):
         agree(aggregation.krum(rows, b).vector, Krum(f=b + 1)(rows))
 
 
-def test_multi_krum(rows: Rows) -> None:
+def test_multi_krum_is_byzfls(rows: Rows) -> None:
     for b in (0, 1, corrupt(rows)):
         ours = aggregation.multi_krum(rows, b, num_selected=len(rows) - b - 1).vector
         agree(ours, MultiKrum(f=b + 1)(rows))
 
 
 @pytest.mark.parametrize("iterations", [1, 3, 10])
-def test_centered_clipping(rows: Rows, iterations: int) -> None:
+def test_centered_clipping_is_byzfls(rows: Rows, iterations: int) -> None:
     for radius in (0.1, 3.0, 1e6):
         ours = aggregation.centered_clipping(
             rows, radius=radius, start=np.zeros(rows.shape[1]), iterations=iterations
@@ -118,21 +119,22 @@ def test_centered_clipping(rows: Rows, iterations: int) -> None:
         agree(ours, CenteredClipping(L=iterations, tau=radius)(rows))
 
 
-def test_nearest_neighbour_mixing(rows: Rows) -> None:
+def test_nearest_neighbour_mixing_is_byzfls(rows: Rows) -> None:
     for b in (0, 1, corrupt(rows)):
-        agree(aggregation.nearest_neighbour_mixing(rows, b), NNM(f=b)(rows))
+        agree(aggregation.mix(rows, aggregation.nearest_neighbours(rows, b)), NNM(f=b)(rows))
 
 
 def test_bucketing_by_one_and_by_all(rows: Rows) -> None:
     """Other sizes draw: byzfl from the global generator, ours from the one it is given."""
     generator = np.random.default_rng(0)
-    one = aggregation.bucketing(rows, 1, generator).numpy()
+    one = aggregation.mix(rows, Buckets(1)(rows, 0, generator)).numpy()
     theirs = Bucketing(s=1)(rows)
     agree(one[np.lexsort(one.T)], theirs[np.lexsort(theirs.T)])
-    agree(aggregation.bucketing(rows, len(rows), generator), Bucketing(s=len(rows))(rows))
+    whole = Buckets(len(rows))(rows, 0, generator)
+    agree(aggregation.mix(rows, whole), Bucketing(s=len(rows))(rows))
 
 
 def test_a_rule_after_a_mixing(rows: Rows) -> None:
     b = corrupt(rows)
-    mixed = aggregation.nearest_neighbour_mixing(rows, b)
+    mixed = aggregation.mix(rows, aggregation.nearest_neighbours(rows, b))
     agree(aggregation.trimmed_mean(mixed, b).vector, TrMean(f=b)(NNM(f=b)(rows)))

@@ -6,14 +6,7 @@ import torch
 from rule_checks import BOTH_DTYPES, FloatType, attacked_rows, random_rows
 
 from blackthorn.strategies import aggregation
-from blackthorn.strategies.aggregation import (
-    bucketing,
-    get,
-    mean,
-    mix,
-    nearest_neighbour_matrix,
-    nearest_neighbour_mixing,
-)
+from blackthorn.strategies.aggregation import Buckets, get, mean, mix, nearest_neighbours
 
 ROBUST = [name for name in aggregation.RULES if name != "mean"]
 
@@ -39,14 +32,12 @@ def test_every_robust_rule_differs_from_the_mean_without_an_attack(name: str) ->
 @pytest.mark.parametrize("name", ROBUST)
 def test_every_rule_composes_with_mixing(name: str) -> None:
     rows, honest = attacked_rows()
-    matrix = nearest_neighbour_matrix(rows, 4)
-    mixed = nearest_neighbour_mixing(rows, 4)
-    assert torch.equal(mixed, mix(rows, matrix))
+    mixed = mix(rows, nearest_neighbours(rows, 4))
     result = get(name)(mixed, 4)
     assert np.linalg.norm(result.vector.numpy() - honest) < 6
     b = 1
     rows[b:4] = rows[4:7]
-    buckets = bucketing(rows, 2, np.random.default_rng(2))
+    buckets = mix(rows, Buckets(2)(rows, b, np.random.default_rng(2)))
     assert buckets.shape == (10, 100)
     result = get(name)(buckets, b)
     assert np.linalg.norm(result.vector.numpy() - honest) < 6
@@ -93,7 +84,9 @@ def test_rules_that_need_three_rows(name: str, count: int) -> None:
 
 @BOTH_DTYPES
 @pytest.mark.parametrize("name", sorted(aggregation.RULES))
-def test_shared_behaviour(name: str, dtype: FloatType) -> None:
+def test_every_rule_leaves_the_updates_as_they_are_and_keeps_their_dtype(
+    name: str, dtype: FloatType
+) -> None:
     rows = torch.from_numpy(random_rows(15, 11, 17, dtype))
     before = rows.clone()
     result = get(name)(rows, 2)
@@ -118,7 +111,7 @@ def test_equal_rows_give_that_row(name: str, value: float) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(aggregation.RULES))
-def test_unusable_updates(name: str) -> None:
+def test_every_rule_refuses_updates_of_no_shape_dtype_or_size(name: str) -> None:
     rule = get(name)
     with pytest.raises(ValueError, match="no updates to aggregate: got K = 0"):
         rule(torch.zeros(0, 3), 0)
@@ -133,7 +126,7 @@ def test_unusable_updates(name: str) -> None:
             rule(rows, 0)
 
 
-def test_get_by_name() -> None:
+def test_a_rule_is_got_by_its_name_and_another_name_is_refused() -> None:
     for name in ROBUST:
         assert get(name) is getattr(aggregation, name.replace("-", "_"))
     rows = random_rows(16, 5, 3, np.float64)

@@ -26,7 +26,9 @@ def naive_centered_clipping(
 @BOTH_DTYPES
 @pytest.mark.parametrize("iterations", [1, 3, 10])
 @pytest.mark.parametrize("seed", range(4))
-def test_centered_clipping(seed: int, iterations: int, dtype: FloatType) -> None:
+def test_centered_clipping_is_the_papers_algorithm_written_naively(
+    seed: int, iterations: int, dtype: FloatType
+) -> None:
     rng = np.random.default_rng([seed, 5])
     rows = random_rows([seed, 6], 9, 20, dtype)
     start = rng.standard_normal(20)
@@ -40,7 +42,7 @@ def test_centered_clipping(seed: int, iterations: int, dtype: FloatType) -> None
     assert result.iterations == iterations
 
 
-def test_centered_clipping_defaults() -> None:
+def test_it_starts_at_the_median_with_the_median_distance_as_radius() -> None:
     """From the coordinate-wise median, with the median distance to it as the radius."""
     rows = random_rows(9, 8, 12, np.float64)
     rows[:2] = HUGE
@@ -75,6 +77,6 @@ def test_centered_clipping_of_points_in_the_majority() -> None:
         {"start": [1.0, float("nan")]},
     ],
 )
-def test_centered_clipping_options(options: dict[str, Any]) -> None:
+def test_an_option_out_of_range_is_refused_by_its_name(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(options))):
         centered_clipping(np.zeros((3, 2)), **options)

@@ -95,6 +95,6 @@ def test_geometric_median_beside_huge_rows() -> None:
 @pytest.mark.parametrize(
     "options", [{"smoothing": 0.0}, {"tolerance": float("nan")}, {"max_iterations": 0}]
 )
-def test_geometric_median_options(options: dict[str, Any]) -> None:
+def test_an_option_out_of_range_is_refused_by_its_name(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(options))):
         geometric_median(np.zeros((3, 2)), **options)

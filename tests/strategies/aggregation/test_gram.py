@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from blackthorn.strategies.aggregation import Rule, blocks, bulyan, krum, multi_krum, rage
+from blackthorn.strategies.aggregation import Rule, aggregate, bulyan, krum, multi_krum, rage
 from blackthorn.strategies.aggregation.gram import (
     centred_gram_matrix,
     gram_matrix,
@@ -127,7 +127,7 @@ def test_a_million_tiny_differences() -> None:
 
 def test_no_rule_needs_memory_of_the_size_of_the_updates(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = torch.from_numpy(np.random.default_rng(4).standard_normal((15, 600_000), np.float32))
-    monkeypatch.setattr(blocks, "_MOST_THREADS", 2)
+    monkeypatch.setattr(aggregate, "_MOST_THREADS", 2)
     for rule in (rage, krum, multi_krum, bulyan):
         tracemalloc.start()
         rule(rows, 3)

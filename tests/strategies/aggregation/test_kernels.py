@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from blackthorn.strategies.aggregation import blocks, kernels
+from blackthorn.strategies.aggregation import aggregate, kernels
 
 
 @pytest.mark.parametrize("size", range(1, 14))
@@ -42,24 +42,24 @@ def test_a_sum_of_many_numbers_is_the_loop_over_rows_in_float64(
         "columns": wide[:, :130_001].T.contiguous().T,
         "every other": wide[:, ::2][:, :130_001],
     }[layout]
-    assert values.numel() > blocks.SMALL
+    assert values.numel() > aggregate.SMALL
     weights = generator.random(9)
     weights[[1, 4]] = 0
     total = np.zeros(values.shape[1])
     for weight, row in zip(weights, values.numpy(), strict=True):
         total += weight * row.astype(np.float64)
-    found = blocks.weighted_sum(values, weights).numpy()
+    found = aggregate.weighted_sum(values, weights).numpy()
     np.testing.assert_array_equal(found, total.astype(found.dtype))
 
 
 def test_sorted_columns_of_many_numbers_are_those_of_few() -> None:
     generator = np.random.default_rng(4)
     values = torch.from_numpy(generator.standard_normal((11, 120_000), dtype=np.float32))
-    assert values.numel() > blocks.SMALL
+    assert values.numel() > aggregate.SMALL
     rows = np.array([0, 2, 3, 7, 10])
 
     def second(columns: np.ndarray) -> np.ndarray:
         return columns[1]
 
-    found = blocks.over_sorted_columns(values, second, rows).numpy()
+    found = aggregate.over_sorted_columns(values, second, rows).numpy()
     np.testing.assert_array_equal(found, np.sort(values.numpy()[rows], axis=0)[1])

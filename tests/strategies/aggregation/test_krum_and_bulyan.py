@@ -112,7 +112,7 @@ def test_multi_krum_selects_between_one_row_and_the_honest_number(selected: int)
 
 @BOTH_DTYPES
 @pytest.mark.parametrize("seed", range(25))
-def test_bulyan(seed: int, dtype: FloatType) -> None:
+def test_bulyan_is_the_papers_algorithm_written_naively(seed: int, dtype: FloatType) -> None:
     rng = np.random.default_rng([seed, 2])
     count = int(rng.integers(3, 24))
     b = int(rng.integers(0, (count - 3) // 4 + 1))

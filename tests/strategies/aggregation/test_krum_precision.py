@@ -75,14 +75,14 @@ def right_choices(times: int) -> tuple[int, int]:
     return right, usual
 
 
-def test_a_few_times() -> None:
+def test_krum_chooses_right_where_the_usual_gram_matrix_goes_astray_4_times() -> None:
     right, usual = right_choices(4)
     assert right == 4
     assert usual < 4  # a case in which the usual way goes astray
 
 
 @pytest.mark.slow
-def test_200_times_of_200() -> None:
+def test_krum_chooses_right_200_times_of_200() -> None:
     right, usual = right_choices(200)
     assert right == 200
     assert usual < 100

@@ -14,7 +14,7 @@ from blackthorn.strategies.aggregation import (
 
 @BOTH_DTYPES
 @pytest.mark.parametrize(("count", "dim"), [(1, 1), (2, 5), (13, 30_001)])
-def test_mean(count: int, dim: int, dtype: FloatType) -> None:
+def test_the_mean_is_numpys_in_float64(count: int, dim: int, dtype: FloatType) -> None:
     rows = random_rows(0, count, dim, dtype)
     result = mean(rows)
     check(result, rows.astype(np.float64).mean(axis=0), dtype)
@@ -23,7 +23,7 @@ def test_mean(count: int, dim: int, dtype: FloatType) -> None:
 
 
 @BOTH_DTYPES
-def test_weighted_mean(dtype: FloatType) -> None:
+def test_a_weighted_mean_leaves_out_rows_of_weight_0(dtype: FloatType) -> None:
     rows = random_rows(1, 4, 7, dtype)
     result = mean(rows, weights=[3, 0, 1, 4])
     wide = rows.astype(np.float64)
@@ -49,7 +49,7 @@ def test_mean_is_accumulated_in_float64() -> None:
         ([0.0, 0.0, 0.0], "not all be zero"),
     ],
 )
-def test_unusable_weights(weights: list[float], message: str) -> None:
+def test_weights_that_are_none_are_refused(weights: list[float], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         mean(torch.ones(3, 2), weights=weights)
 
@@ -60,7 +60,7 @@ def test_weights_too_large_to_sum() -> None:
 
 @BOTH_DTYPES
 @pytest.mark.parametrize(("count", "dim"), [(1, 3), (2, 3), (3, 1), (12, 30_001), (25, 30_001)])
-def test_coordinate_median(count: int, dim: int, dtype: FloatType) -> None:
+def test_the_coordinate_median_is_numpys(count: int, dim: int, dtype: FloatType) -> None:
     rows = random_rows(2, count, dim, dtype)
     result = coordinate_median(rows, (count - 1) // 2)
     check(result, np.median(rows.astype(np.float64), axis=0), dtype)
@@ -72,7 +72,9 @@ def test_coordinate_median(count: int, dim: int, dtype: FloatType) -> None:
 @pytest.mark.parametrize(
     ("count", "b", "dim"), [(1, 0, 3), (3, 1, 2), (8, 3, 40), (25, 0, 50), (25, 6, 30_001)]
 )
-def test_trimmed_mean(count: int, b: int, dim: int, dtype: FloatType) -> None:
+def test_the_trimmed_mean_is_that_of_the_sorted_rows(
+    count: int, b: int, dim: int, dtype: FloatType
+) -> None:
     rows = random_rows(3, count, dim, dtype)
     expected = np.sort(rows.astype(np.float64), axis=0)[b : count - b].mean(axis=0)
     check(trimmed_mean(rows, b), expected, dtype)

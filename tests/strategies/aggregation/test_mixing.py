@@ -16,11 +16,10 @@ from rule_checks import (
 )
 
 from blackthorn.strategies.aggregation import (
-    bucket_matrix,
-    bucketing,
+    Buckets,
     mix,
     multi_krum,
-    nearest_neighbour_mixing,
+    nearest_neighbours,
     rage,
     trace_back,
 )
@@ -28,13 +27,13 @@ from blackthorn.strategies.aggregation import (
 
 @BOTH_DTYPES
 @pytest.mark.parametrize("seed", range(10))
-def test_nearest_neighbour_mixing(seed: int, dtype: FloatType) -> None:
+def test_mixing_averages_every_rows_nearest_neighbours(seed: int, dtype: FloatType) -> None:
     rng = np.random.default_rng([seed, 7])
     count = int(rng.integers(1, 15))
     b = int(rng.integers(0, (count - 1) // 2 + 1))
     rows = random_rows([seed, 8], count, int(rng.integers(1, 30)), dtype)
     distances = naive_distances(rows)
-    mixed = nearest_neighbour_mixing(rows, b).numpy()
+    mixed = mix(rows, nearest_neighbours(rows, b)).numpy()
     assert mixed.dtype == dtype
     for i in range(count):
         nearest = np.argsort(distances[i], kind="stable")[: count - b]
@@ -49,7 +48,7 @@ def test_nearest_neighbours_beside_huge_rows() -> None:
     rows = random_rows(10, 9, 30_001, np.float32)
     expected = rows[3:].astype(np.float64).mean(axis=0)
     rows[:3] = HUGE
-    mixed = nearest_neighbour_mixing(rows, 3).numpy()
+    mixed = mix(rows, nearest_neighbours(rows, 3)).numpy()
     for row in mixed[3:]:
         np.testing.assert_allclose(row, expected, rtol=1e-6, atol=1e-6 * np.abs(expected).max())
 
@@ -58,7 +57,7 @@ def test_nearest_neighbours_beside_huge_rows() -> None:
 def test_bucketing_partitions_the_rows(count: int, size: int) -> None:
     """Row i carries 2^i: a bucket's sum names its members."""
     rows = np.diag(2.0 ** np.arange(count))
-    buckets = bucketing(rows, size, np.random.default_rng(1)).numpy()
+    buckets = mix(rows, Buckets(size)(rows, 0, np.random.default_rng(1))).numpy()
     assert len(buckets) == math.ceil(count / size)
     members = [set(np.flatnonzero(bucket)) for bucket in buckets]
     assert sorted(itertools.chain(*members)) == list(range(count))
@@ -70,23 +69,17 @@ def test_bucketing_partitions_the_rows(count: int, size: int) -> None:
 
 def test_bucketing_draws_from_its_generator() -> None:
     rows = random_rows(11, 12, 4, np.float64)
-    same = [bucketing(rows, 3, np.random.default_rng(5)) for _ in range(2)]
+    same = [Buckets(3)(rows, 0, np.random.default_rng(5)) for _ in range(2)]
     assert torch.equal(*same)
     generator = np.random.default_rng(5)
-    one, two = bucketing(rows, 3, generator), bucketing(rows, 3, generator)
+    one, two = (Buckets(3)(rows, 0, generator) for _ in range(2))
     assert not torch.equal(one, two)
     # A given pair shares a bucket of 3 among 12 rows with probability 2/11: 2000 draws, ± 4 σ.
     together = 0
     for _ in range(2000):
-        matrix = bucket_matrix(12, 3, generator)
+        matrix = Buckets(3)(range(12), 0, generator)
         together += int(bool((matrix[:, 0] * matrix[:, 7]).sum() > 0))
     assert together / 2000 == pytest.approx(2 / 11, abs=0.035)
-
-
-@pytest.mark.parametrize("size", [0, 4])
-def test_bucket_sizes_out_of_range(size: int) -> None:
-    with pytest.raises(ValueError, match=f"between 1 and K = 3: got {size}"):
-        bucketing(np.zeros((3, 2)), size, np.random.default_rng(0))
 
 
 def test_trace_back_tells_clients_from_mixed_rows() -> None:
@@ -96,7 +89,7 @@ def test_trace_back_tells_clients_from_mixed_rows() -> None:
     while (
         corrupt.sum() > 3
     ):  # until two of the four corrupt rows share a bucket: RAGE needs b < K/3
-        matrix = bucket_matrix(20, 2, generator)
+        matrix = Buckets(2)(rows, 0, generator)
         corrupt = (matrix[:, :4] > 0).any(dim=1)
     b = int(corrupt.sum())
     inner = rage(mix(rows, matrix), b)
@@ -113,4 +106,4 @@ def test_trace_back_tells_clients_from_mixed_rows() -> None:
 
 def test_mixing_refuses_a_majority() -> None:
     with pytest.raises(ValueError, match="num_corrupt < K/2"):
-        nearest_neighbour_mixing(np.zeros((4, 2)), 2)
+        nearest_neighbours(np.zeros((4, 2)), 2)

@@ -243,7 +243,7 @@ def test_spectral_goes_on_until_a_single_point_is_left() -> None:
     assert 1 <= len(kept) <= 2
 
 
-def test_both_averages() -> None:
+def test_both_averages_of_four_rows_are_those_by_hand() -> None:
     rows = np.array([[0.0], [1.0], [2.0], [9.0]])
     # μ = 3, τ = 9, 4, 1, 36: weights (27, 32, 35, 0) / 144.
     uniform = rage(rows, 1)

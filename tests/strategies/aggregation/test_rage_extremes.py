@@ -21,7 +21,7 @@ def test_fewer_than_three_rows_are_averaged(count: int, stop: str) -> None:
 
 @pytest.mark.parametrize("stop", ["count", "appendix-f", "spectral"])
 @pytest.mark.parametrize("value", [0.0, 0.1, 1e25])
-def test_equal_rows(stop: str, value: float) -> None:
+def test_equal_rows_all_survive_and_give_that_row(stop: str, value: float) -> None:
     rows = torch.full((9, 50), value)
     sigma0_squared = 1.0 if stop == "spectral" else None
     with np.errstate(all="raise"):  # τ_max = 0 stops: nothing is divided by it
@@ -70,7 +70,7 @@ def test_num_corrupt_is_a_count(b: Any) -> None:
         rage(np.zeros((9, 2)), b)
 
 
-def test_no_updates() -> None:
+def test_no_updates_are_refused() -> None:
     with pytest.raises(ValueError, match="K = 0"):
         rage(np.zeros((0, 4)), 0)
 

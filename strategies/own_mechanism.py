@@ -1,0 +1,148 @@
+"""Whether a private strategy is the mechanism as it is published: a class of one's own may add to
+it, and no figure is told of one that has something else in its place.
+
+The published classes are those that the catalogue names. What an object was given in place of a
+method, and whatever its constructor or anybody else has set otherwise, is found as well; whoever
+changes the library's own classes, or what lies inside of the objects that it holds, has left it.
+"""
+
+from collections.abc import Iterable
+from types import GetSetDescriptorType, NoneType
+from typing import Any
+
+from blackthorn.settings.catalogue import ALGORITHMS, load
+
+from .adaptive_threshold import AdaptiveThreshold
+from .bounding import ClipNorm
+from .participation import (
+    FixedParticipation,
+    FullParticipation,
+    PoissonParticipation,
+    RotatingParticipation,
+)
+
+_PARTICIPATIONS = (
+    PoissonParticipation,
+    FixedParticipation,
+    FullParticipation,
+    RotatingParticipation,
+)
+_ROOT = "blackthorn.strategies.private_averaging:PrivateAveraging"
+# What an own class that claims privacy may have: all else is the mechanism's.
+_OUTSIDE_THE_MECHANISM = {"Options", "build", "facts", "on_aggregate", "summary", "__init__"}
+_OF_EVERY_CLASS = {
+    "__weakref__",
+    "__annotations__",
+    "__annotate_func__",
+    "__annotations_cache__",
+    "__firstlineno__",
+    "__static_attributes__",
+    "__init_subclass__",
+    "__orig_bases__",
+    "__parameters__",
+}
+# What a strategy may hold otherwise than its constructor left it: it changes the model, and no sum
+# that a claim is about.
+OF_NO_CLAIM = {
+    *(
+        "_rate",
+        "_local_lr",
+        "_step",
+        "_output",
+        "_observers",
+        "_seed",
+        "_evaluate_every",
+        "_series",
+    ),
+    # What it held when the published constructor was through.
+    "_built",
+}
+# What a run changes by itself.
+_OF_A_RUN = {
+    *("_has_enrolled", "_model", "_iterates", "_round", "_asked_round", "rounds_begun", "told"),
+    *("knows_rounds_begun", "output_round", "is_judged", "between_rounds", "_configured"),
+    *("_configured_evaluation", "_sent_in", "_population", "_refusal"),
+}
+OR_NO_CLAIM = "or claim = False in its privacy plan (no figure is then told)"
+
+
+def check_published(strategy: Any) -> None:
+    """Raises ValueError, one line, where a claim is made of `strategy`, a PrivateAveraging that has
+    anything in place of the mechanism, in its classes or on the object."""
+    if not strategy.privacy.claim:
+        return
+    found, built = type(strategy), vars(strategy).get("_built")
+    if built is None:
+        raise ValueError(
+            f"the constructor of {found.__name__} has not called that of PrivateAveraging, so that "
+            f"no privacy is claimed for it: call it, {OR_NO_CLAIM}"
+        )
+    base, held = published(found), vars(strategy)
+    _check_plan(strategy.privacy, base)
+    # In a class they would stand before the object's, as a property does.
+    usual = built if found is base else vars(base(strategy.privacy))
+    hidden = in_own_classes(found, base) & usual.keys()
+    shadowed = (held.keys() - built.keys()) & names_of(base)
+    fixed = built.keys() - OF_NO_CLAIM - _OF_A_RUN
+    changed = {name for name in fixed if held.get(name) is not built[name]}
+    check_untouched(found.__name__, overridden(found) | hidden | shadowed | changed, OR_NO_CLAIM)
+
+
+def _check_plan(plan: Any, base: Any) -> None:
+    """Nor has the plan, or what it is made of, methods of somebody's own."""
+    for name, one, kinds in (
+        ("privacy", plan, (base.plan_kind,)),
+        ("clip_norm", plan.clip_norm, (ClipNorm,)),
+        ("participation", plan.participation, _PARTICIPATIONS),
+        ("adaptive", plan.adaptive, (NoneType, AdaptiveThreshold)),
+    ):
+        if type(one) not in kinds:
+            allowed = " or ".join(kind.__name__ for kind in kinds if kind is not NoneType)
+            raise ValueError(
+                f"{name} is of class {type(one).__name__}, so that no privacy is claimed: use "
+                f"{allowed} as published, {OR_NO_CLAIM}"
+            )
+
+
+def check_untouched(who: str, touched: Iterable[str], instead: str) -> None:
+    """Raises ValueError, one line, where anything of the mechanism is `touched`."""
+    names = ", ".join(sorted(touched))
+    if names:
+        raise ValueError(
+            f"{who} overrides {names} of PrivateAveraging, so that no privacy is claimed for it: "
+            f"leave the mechanism alone, {instead}"
+        )
+
+
+def overridden(found: type) -> set[str]:
+    """What a class has in place of the mechanism's own, special methods included, whoever wrote
+    the class that it has it from."""
+    base = published(found)
+    touched = in_own_classes(found, base) & names_of(base)
+    # A metaclass decides what every attribute is, whenever it is asked for.
+    return touched if type(found) is type(base) else touched | {"__class__"}
+
+
+def in_own_classes(found: type, base: type) -> set[str]:
+    """The names in all classes of `found` that are none of the published `base`."""
+    others = set(found.__mro__) - set(base.__mro__)
+    # Every class without such a base has a __dict__ of its own, which Python makes.
+    return {
+        name
+        for one in others
+        for name, value in vars(one).items()
+        if not isinstance(value, GetSetDescriptorType)
+    }
+
+
+def published(found: type) -> Any:
+    """The published class, nearest to `found`, on which it stands."""
+    root = load(_ROOT)
+    known = {root, *(load(facts.noised) for facts in ALGORITHMS.values() if facts.noised)}
+    return next(one for one in found.__mro__ if one in known)
+
+
+def names_of(base: type) -> set[str]:
+    """What is the mechanism of a published class."""
+    of_every_class = vars(type("Nothing", (load(_ROOT),), {})).keys() | _OF_EVERY_CLASS
+    return set(dir(base)) - of_every_class - _OUTSIDE_THE_MECHANISM
