@@ -127,8 +127,8 @@ def half_top_up(plan: PrivacyPlan, options: StrategyOptions) -> PrivateAveraging
 
 @pytest.mark.parametrize("build", [no_top_up, half_top_up])
 def test_the_attack_finds_noise_without_top_up(build: Build) -> None:
-    config = client_recipe(num_clients=2)
-    result = audit(config, canaries=10, runs=150, confidence=SURE, build=build)
+    config = client_recipe(num_clients=1)
+    result = audit(config, canaries=10, runs=250, confidence=SURE, build=build)
     assert result.findings[ALONE].refutes
     # Where everybody answers, nothing is missing.
     assert not result.findings[CENTRAL].refutes
