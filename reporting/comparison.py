@@ -5,6 +5,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -99,14 +100,28 @@ def write_page(
     return path
 
 
-def overlaid(curves: Mapping[str, Sequence[tuple[int, float]]], name: str) -> Picture | None:
-    """The metric's curves over each other, by label; None where there is not one point."""
+def overlaid(
+    curves: Mapping[str, Sequence[tuple[int, float]]],
+    name: str,
+    deviations: Mapping[str, Sequence[float | None]] = MappingProxyType({}),
+) -> Picture | None:
+    """The metric's curves over each other, by label; None where there is not one point.
+    `deviations`: of a curve's points, by its label, shaded to both sides of them."""
     scale = 100 if name == "accuracy" else 1
     drawn = {label: [(t, scale * v) for t, v in own] for label, own in curves.items() if own}
     if not drawn:
         return None
+    bands = {
+        label: [
+            (t, v - scale * d, v + scale * d)
+            for (t, v), d in zip(drawn[label], own, strict=True)
+            if d is not None
+        ]
+        for label, own in deviations.items()
+        if label in drawn
+    }
     with tempfile.TemporaryDirectory(prefix="blackthorn-") as folder:
-        path = plot_curves(drawn, _UNITS.get(name, name), Path(folder) / "curve.png")
+        path = plot_curves(drawn, _UNITS.get(name, name), Path(folder) / "curve.png", bands)
         data = base64.b64encode(path.read_bytes()).decode()
     return Picture(data, f"{name[:1].upper()}{name[1:]} of the global model after each round.")
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -46,14 +47,23 @@ def plot_accuracies(runs: Mapping[str, Entries], path: Path) -> Path | None:
     return plot_curves(curves, ACCURACY, path) if curves else None
 
 
-def plot_curves(curves: Mapping[str, Sequence[Point]], ylabel: str, path: Path) -> Path:
+def plot_curves(
+    curves: Mapping[str, Sequence[Point]],
+    ylabel: str,
+    path: Path,
+    bands: Mapping[str, Sequence[tuple[int, float, float]]] = MappingProxyType({}),
+) -> Path:
     """Curves of one quantity over each other, each with its label; on a logarithmic axis where they
-    fall or rise far. None of them is empty."""
+    fall or rise far. None of them is empty. `bands`: by a curve's label, (round, low, high) of what
+    is shaded around it."""
     figure = new_figure()
     axes = new_axes(figure)
     for number, (label, points) in enumerate(curves.items()):
         style, shade = _STYLES[number % len(_STYLES)], CYCLE[number % len(CYCLE)]
         line(axes, points, style, shade, label)
+        if band := bands.get(label):
+            rounds, low, high = zip(*band, strict=True)
+            axes.fill_between(rounds, low, high, color=shade, alpha=0.15, linewidth=0)
     values = [value for points in curves.values() for _, value in points]
     if ylabel == ACCURACY:
         axes.set_ylim(0, 100)

@@ -16,7 +16,7 @@ from blackthorn.launch.commands.sweep_plan import Choice, SweepRun, said, text_o
 from blackthorn.recording.run_folder import read_metrics
 from blackthorn.reporting.comparison import RUNS_COMPOSE, overlaid, write_page
 from blackthorn.reporting.report_facts import Table
-from blackthorn.reporting.run_report import REPORT, Section
+from blackthorn.reporting.run_report import REPORT, Picture, Section
 from blackthorn.settings.privacy_checks import claims_anything
 from blackthorn.settings.rounding import upward
 from blackthorn.strategies.durable_file import replace_file
@@ -141,7 +141,7 @@ def _write_page(done: Sweep, name: str) -> None:
     curves = [
         picture
         for key in dict.fromkeys(name for row in done.rows for name in row.metrics)
-        if (picture := overlaid(_mean_curves(done.runs, key), key)) is not None
+        if (picture := _means_drawn(done.runs, key)) is not None
     ]
     runs = []
     for run in done.runs:
@@ -149,9 +149,11 @@ def _write_page(done: Sweep, name: str) -> None:
         there = report if (done.folder / report).exists() else "none"
         runs.append((run.said, "completed" if run.summary else "not completed", there))
     left_out = len(done.rows) - _MOST_CURVES
-    texts = (
-        [f"Means over the seeds; of the first {_MOST_CURVES} combinations."] if left_out > 0 else []
-    )
+    texts = []
+    if any(row.completed > 1 for row in done.rows):
+        texts.append("Means over the seeds, and one standard deviation to either side.")
+    if left_out > 0:
+        texts.append(f"Of the first {_MOST_CURVES} combinations.")
     sections = [
         Section("Result", tables=[table_of(done.rows)]),
         Section("Curves", texts=texts, figures=curves),
@@ -161,18 +163,22 @@ def _write_page(done: Sweep, name: str) -> None:
     write_page(done.folder / PAGE, f"sweep of {name}", "sweep", _notes(done), sections, foot)
 
 
-def _mean_curves(runs: Sequence[SweepRun], key: str) -> dict[str, list[tuple[int, float]]]:
-    """By combination, the mean over its seeds in every round that all of them evaluated."""
+def _means_drawn(runs: Sequence[SweepRun], key: str) -> Picture | None:
+    """By combination, the mean over its seeds in every round that all of them evaluated, between
+    one standard deviation less and one more."""
     groups: dict[str, list[SweepRun]] = {}
     for run in runs:
         if run.summary is not None:
             groups.setdefault(", ".join(said(run.choice)) or "the recipe", []).append(run)
-    curves = {}
+    means: dict[str, list[tuple[int, float]]] = {}
+    deviations: dict[str, list[float | None]] = {}
     for label, own in list(groups.items())[:_MOST_CURVES]:
         found: dict[int, list[float]] = {}
         for run in own:
             for entry in read_metrics(run.folder):
                 if isinstance(entry.get(key), int | float):
                     found.setdefault(entry["round"], []).append(entry[key])
-        curves[label] = [(t, sum(v) / len(v)) for t, v in found.items() if len(v) == len(own)]
-    return curves
+        rounds = {t: Estimate.of(v) for t, v in found.items() if len(v) == len(own)}
+        means[label] = [(t, estimate.mean) for t, estimate in rounds.items()]
+        deviations[label] = [estimate.deviation for estimate in rounds.values()]
+    return overlaid(means, key, deviations)

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.axes import Axes
 from process_watch import running, until
 from rich.console import Console
 from safetensors.numpy import load_file
@@ -143,10 +144,24 @@ def test_a_row_is_mean_and_deviation_over_the_seeds_and_nothing_is_run_twice(
     assert page.count("data:image/png") == 2
     assert not re.search(r"""(src|href)=["'](?!data:)""", page)
     before = ages(folder)
+    shaded: list[tuple[np.ndarray, ...]] = []
+    monkeypatch.setattr(
+        Axes,
+        "fill_between",
+        lambda _axes, *drawn, **_look: shaded.append(tuple(map(np.array, drawn))),
+    )
     code, out, _ = called(monkeypatch, capsys, *words)
     assert code == 0
     assert "4 runs, 4 of them completed before" in out
     assert ages(folder) == before
+    # Around the mean curve of a combination: one standard deviation over its seeds.
+    runs = [read_metrics(path.parent) for path in before if "all-ones" in path.parent.name]
+    accuracies = 100 * np.array([[entry["accuracy"] for entry in run] for run in runs])
+    mean, deviation = accuracies.mean(axis=0), accuracies.std(axis=0, ddof=1)
+    rounds, low, high = shaded[0]
+    assert len(shaded) == 4
+    assert rounds.tolist() == [0, 1, 2, 3]
+    np.testing.assert_allclose((low, high), (mean - deviation, mean + deviation), rtol=1e-9)
 
 
 def test_a_sweep_that_was_stopped_goes_on_where_it_was(
