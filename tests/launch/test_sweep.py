@@ -156,8 +156,8 @@ def test_a_row_is_mean_and_deviation_over_the_seeds_and_nothing_is_run_twice(
     assert ages(folder) == before
     # Around the mean curve of a combination: one standard deviation over its seeds.
     runs = [read_metrics(path.parent) for path in before if "all-ones" in path.parent.name]
-    accuracies = 100 * np.array([[entry["accuracy"] for entry in run] for run in runs])
-    mean, deviation = accuracies.mean(axis=0), accuracies.std(axis=0, ddof=1)
+    percent = np.array([[100 * entry["accuracy"] for entry in run] for run in runs])
+    mean, deviation = percent.mean(axis=0), percent.std(axis=0, ddof=1)
     rounds, low, high = shaded[0]
     assert len(shaded) == 4
     assert rounds.tolist() == [0, 1, 2, 3]
