@@ -15,7 +15,7 @@ from blackthorn.recording.posterior_store import (
     read_samples,
     sample_rounds,
 )
-from blackthorn.reporting.calibration import calibration
+from blackthorn.reporting.calibration import calibration, cross_tempered, decompositions
 from blackthorn.reporting.posterior_diagnostics import (
     Diagnosis,
     collect_traces,
@@ -27,7 +27,8 @@ from blackthorn.reporting.posterior_plots import (
     plot_reliability,
     plot_traces,
 )
-from blackthorn.reporting.prediction import predict_with
+from blackthorn.reporting.prediction import Predictions, predict_with
+from blackthorn.reporting.report_facts import CALIBRATED
 from blackthorn.settings.config import RunConfig
 from blackthorn.strategies.durable_file import replace_file
 from blackthorn.tasks.bayes_linear import BayesLinear
@@ -137,15 +138,36 @@ def _calibration(
     assert task.test is not None
     predictions = predict_with(run, problem, task.test.x)
     y = task.test.y.numpy()
-    posterior, point = (calibration(p, y) for p in (predictions.probabilities, predictions.point))
+    rows = compared(predictions, y)
+    reports = {name: calibration(own, y) for name, own in rows.items()}
     if config.report:
-        plot_reliability(
-            {"posterior": posterior, "point estimate": point}, run / "plots" / "reliability.png"
-        )
+        plot_reliability(reports, run / "plots" / "reliability.png")
     information = float(np.mean(predictions.mutual_information))
+    found: dict[str, Any] = {
+        CALIBRATED[name]: {**report.figures(), **_parts(rows[name], y)}
+        for name, report in reports.items()
+    }
+    found["posterior"]["mutual_information"] = information
+    return found
+
+
+def compared(predictions: Predictions, y: np.ndarray) -> dict[str, np.ndarray]:
+    """By name, the probabilities [n, C] that are shown beside each other for labels y [n]: the
+    posterior's mean where there are samples, the point estimate, and the latter with a temperature
+    (`cross_tempered`), which is what averaging over samples has to beat."""
+    sampled = predictions.num_samples > 0
+    rows = {"posterior mean": predictions.probabilities} if sampled else {}
+    point = "point estimate" if sampled else "final model"
+    rows[point] = predictions.point
+    scaled = cross_tempered(predictions.point, y)
+    return rows if scaled is None else {**rows, f"{point}, tempered": scaled}
+
+
+def _parts(probabilities: np.ndarray, y: np.ndarray) -> dict[str, float]:
     return {
-        "posterior": {**posterior.figures(), "mutual_information": information},
-        "point": point.figures(),
+        f"{score}_{part}": value
+        for score, parts in decompositions(probabilities, y).items()
+        for part, value in asdict(parts).items()
     }
 
 

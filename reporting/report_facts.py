@@ -15,6 +15,12 @@ from blackthorn.settings.config import RunConfig, to_mapping
 from blackthorn.settings.privacy_checks import claims_privacy
 from blackthorn.settings.rounding import downward, exact, upward
 
+# Whose probabilities are compared, as a person reads it, by the keys of the summary's posterior.
+CALIBRATED = {
+    "posterior mean": "posterior",
+    "point estimate": "point",
+    "point estimate, tempered": "point_tempered",
+}
 _MOST_ROWS = 30
 _LONGEST_REASON = 300
 # Metrics beside accuracy and loss.
@@ -265,15 +271,25 @@ def _cohort(privacy: Mapping[str, Any]) -> str:
     return drawn.get(privacy["sampling"], f"all {clients} clients")
 
 
-def calibration_rows(posterior: Mapping[str, Any]) -> Table | None:
-    """Accuracy, NLL, Brier, ECE and entropy of posterior mean and point estimate."""
-    if "posterior" not in posterior:
-        return None
+def calibration_tables(posterior: Mapping[str, Any]) -> list[Table]:
+    """Accuracy, NLL, Brier, ECE and entropy of posterior mean and point estimate, and the parts of
+    both scores; none without a test set."""
+    named = {name: posterior[key] for name, key in CALIBRATED.items() if key in posterior}
     keys = ("accuracy", "nll", "brier", "ece", "entropy")
-    named = {"posterior mean": posterior["posterior"], "point estimate": posterior["point"]}
     rows = [(name, *(f"{row[key]:.4f}" for key in keys)) for name, row in named.items()]
     heads = ("", "accuracy", "NLL (nats)", "Brier", "ECE", "entropy (nats)")
-    return Table("Calibration on the test set", heads, rows)
+    parts = ("reliability", "resolution", "uncertainty", "within")
+    split = [
+        (f"{name}: {score}", *(f"{row[f'{key}_{part}']:.4f}" for part in parts))
+        for score, key in (("Brier", "brier"), ("NLL", "nll"))
+        for name, row in named.items()
+        if f"{key}_within" in row
+    ]
+    tables = (
+        Table("Calibration on the test set", heads, rows),
+        Table("score = reliability − resolution + uncertainty + within", ("", *parts), split),
+    )
+    return [table for table in tables if table.rows]
 
 
 def diagnosis_rows(diagnoses: Sequence[Mapping[str, Any]]) -> Table | None:

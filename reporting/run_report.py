@@ -193,9 +193,10 @@ def _posterior(record: RunRecord) -> Section:
         [str(posterior["mixing"])] if "mixing" in posterior else [],
         told,
         figures=_pictures(record, "reliability", "trace", "autocorrelation"),
-        tables=_known(
-            facts.calibration_rows(posterior), facts.diagnosis_rows(_diagnoses(record.folder))
-        ),
+        tables=[
+            *facts.calibration_tables(posterior),
+            *_known(facts.diagnosis_rows(_diagnoses(record.folder))),
+        ],
     )
 
 

@@ -1,7 +1,9 @@
 """What a person reads of a run's posterior samples."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+
+from blackthorn.reporting.report_facts import CALIBRATED
 
 FIGURES = ("accuracy", "nll", "brier", "ece", "entropy")
 
@@ -24,18 +26,31 @@ def posterior_lines(posterior: Mapping[str, Any]) -> list[str]:
     if "w2" in posterior:
         lines.append(f"2-Wasserstein distance to the exact posterior: {posterior['w2']:.4f}")
     if "posterior" in posterior:
-        rows = {"posterior mean": posterior["posterior"], "point estimate": posterior["point"]}
-        lines += calibration_table(rows)
+        lines += calibration_table(
+            {n: posterior[k] for n, k in CALIBRATED.items() if k in posterior}
+        )
     return lines
 
 
 def calibration_table(rows: Mapping[str, Mapping[str, float]]) -> list[str]:
     """One line a row: accuracy, negative log-likelihood, Brier score, ECE, mean entropy."""
-    width = max(16, *(len(name) + 2 for name in rows))
-    lines = [" " * width + "".join(f"{name:>10}" for name in FIGURES)]
+    return _table(rows, FIGURES)
+
+
+def parts_table(score: str, rows: Mapping[str, Mapping[str, float]]) -> list[str]:
+    """One line a row: the parts of its mean `score` (`reporting.calibration.Decomposition`)."""
+    return _table(rows, next(iter(rows.values())), score)
+
+
+def _table(
+    rows: Mapping[str, Mapping[str, float]], heads: Iterable[str], corner: str = ""
+) -> list[str]:
+    first = max(16, *(len(name) + 2 for name in rows))
+    widths = {head: max(10, len(head) + 2) for head in heads}
+    lines = [f"{corner:{first}}" + "".join(f"{head:>{w}}" for head, w in widths.items())]
     for name, figures in rows.items():
-        cells = [f"{figures[figure]:10.4f}" for figure in FIGURES]
-        lines.append(f"{name:{width}}" + "".join(cells))
+        cells = [f"{figures[head]:{width}.4f}" for head, width in widths.items()]
+        lines.append(f"{name:{first}}" + "".join(cells))
     return lines
 
 

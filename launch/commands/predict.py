@@ -1,16 +1,19 @@
 """`blackthorn predict`: class probabilities by a run's final model or its posterior samples."""
 
 import os
+from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from rich.console import Console
 
-from blackthorn.launch.commands.posterior_lines import calibration_table
+from blackthorn.launch.commands.posterior_lines import calibration_table, parts_table
 from blackthorn.recording.folder_place import PREDICTIONS
-from blackthorn.reporting.calibration import Calibration, calibration
+from blackthorn.reporting.calibration import auroc, calibration, decompositions
 from blackthorn.reporting.posterior_plots import plot_entropy, plot_reliability
+from blackthorn.reporting.posterior_report import compared
 from blackthorn.reporting.prediction import Predictions, load_run, predict_with
 from blackthorn.settings.config import ConfigError
 from blackthorn.strategies.durable_file import private_folder
@@ -38,10 +41,12 @@ def predict(
     if y is not None and (y.shape != x.shape[:1] or y.dtype.kind not in "iu"):
         raise ConfigError(f"{data}: y must hold one integer for each of the {len(x)} examples")
     predictions = _predictions(run, problem, data, x)
-    reports = {}
+    reports, parts = {}, []
     if y is not None:
         try:
-            reports = _reports(predictions, y)
+            rows = compared(predictions, y)
+            reports = {name: calibration(own, y) for name, own in rows.items()}
+            parts = _parts(rows, y)
         except ValueError as error:
             raise ConfigError(f"{data}: {error}") from error
     models = f"{predictions.num_samples} posterior samples"
@@ -51,7 +56,7 @@ def predict(
     lines += _first_rows(predictions)
     plots = _folder(run, out)
     if reports:
-        lines += ["", *calibration_table({k: r.figures() for k, r in reports.items()})]
+        lines += ["", *calibration_table({k: r.figures() for k, r in reports.items()}), *parts]
         lines.append(str(plot_reliability(reports, plots / f"reliability-{data.stem}.png")))
     if ood is not None:
         elsewhere = _predictions(run, problem, ood, read_examples(ood)[0])
@@ -63,6 +68,7 @@ def predict(
             "",
             f"mean predictive entropy: {names[0]} {predictions.entropy.mean():.4f}, "
             f"{names[1]} {elsewhere.entropy.mean():.4f}",
+            *_told_apart(predictions, elsewhere),
             str(plot_entropy(entropies, problem.task.num_classes, path)),
         ]
     if out is not None:
@@ -107,14 +113,23 @@ def _folder(run: Path, out: Path | None) -> Path:
     return folder
 
 
-def _reports(predictions: Predictions, y: np.ndarray) -> dict[str, Calibration]:
-    point = calibration(predictions.point, y)
-    if predictions.num_samples == 0:
-        return {"final model": point}
-    return {
-        "posterior mean": calibration(predictions.probabilities, y),
-        "point estimate": point,
-    }
+def _parts(rows: Mapping[str, np.ndarray], y: np.ndarray) -> list[str]:
+    found = {name: decompositions(own, y) for name, own in rows.items()}
+    return [
+        line
+        for score in ("brier", "nll")
+        for line in ("", *parts_table(score, {n: asdict(both[score]) for n, both in found.items()}))
+    ]
+
+
+def _told_apart(here: Predictions, elsewhere: Predictions) -> list[str]:
+    """How well each uncertainty tells an example from elsewhere, in its area under the curve."""
+    scores = {"entropy": (here.entropy, elsewhere.entropy)}
+    if here.num_samples:
+        scores["mutual information"] = (here.mutual_information, elsewhere.mutual_information)
+        scores["point estimate's entropy"] = (here.point_entropy, elsewhere.point_entropy)
+    told = ", ".join(f"{name} {auroc(*both):.4f}" for name, both in scores.items())
+    return [f"told apart (AUROC; 0.5: not at all): {told}"]
 
 
 def _count(examples: int) -> str:

@@ -2,6 +2,7 @@
 
 import io
 import math
+import re
 import stat
 import zipfile
 from pathlib import Path
@@ -17,7 +18,7 @@ from safetensors.numpy import save_file
 from blackthorn.launch.commands.predict import predict as predict_command
 from blackthorn.recording.folder_place import WITHHELD
 from blackthorn.recording.posterior_store import FOLDER, PosteriorStore
-from blackthorn.reporting.calibration import NUM_BINS, calibration
+from blackthorn.reporting.calibration import NUM_BINS, auroc, calibration
 from blackthorn.reporting.prediction import predict
 from blackthorn.settings.config import ConfigError, make_config, to_mapping
 from blackthorn.tasks.problem import load_problem
@@ -165,6 +166,10 @@ def test_the_command_writes_predictions_report_and_plots(
     text = capsys.readouterr().out
     assert "30 examples, 4 posterior samples" in text
     assert "posterior mean" in text and "point estimate" in text
+    assert re.search(r"^brier +reliability +resolution +uncertainty +within$", text, re.MULTILINE)
+    assert "tempered" not in text, "30 labels are too few"
+    uncertain = [predict(tmp_path / "run", xs).entropy for xs in (x, 10 * x)]
+    assert f"told apart (AUROC; 0.5: not at all): entropy {auroc(*uncertain):.4f}, mutual" in text
     written = np.load(out)
     expected = predict(tmp_path / "run", x)
     np.testing.assert_array_equal(written["probabilities"], expected.probabilities)
@@ -238,9 +243,10 @@ def test_a_run_without_samples_predicts_with_its_final_model(
     assert "12 examples, the final model" in text
     assert "posterior" not in text and "information" not in text
     # One of twelve labels is wrong on purpose.
-    assert [line.split()[2] for line in text.splitlines() if line.startswith("final model")] == [
-        f"{11 / 12:.4f}"
-    ]
+    told = [line.split()[2] for line in text.splitlines() if line.startswith("final model")]
+    # Then come the parts of both scores.
+    assert told[0] == f"{11 / 12:.4f}"
+    assert len(told) == 3
     written = np.load(out)
     assert sorted(written) == ["entropy", "probabilities"]
     np.testing.assert_allclose(written["probabilities"], expected, rtol=1e-5)

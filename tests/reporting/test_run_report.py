@@ -196,8 +196,12 @@ def test_a_posterior_s_calibration_and_diagnostics_are_the_summary_s(tmp_path: P
     page = page_of(tmp_path)
     told = summary["posterior"]
     keys = ("accuracy", "nll", "brier", "ece", "entropy")
-    for name, figures in (("posterior mean", "posterior"), ("point estimate", "point")):
+    tempered = ("point estimate, tempered", "point_tempered")
+    for name, figures in (("posterior mean", "posterior"), ("point estimate", "point"), tempered):
         assert page.row(name)[1:] == [f"{told[figures][key]:.4f}" for key in keys]
+        reliability, resolution, *rest = map(float, page.row(f"{name}: Brier")[1:])
+        score = reliability - resolution + sum(rest)
+        assert score == pytest.approx(told[figures]["brier"], abs=3e-4)
     assert page.row("posterior samples kept")[1] == str(told["samples"])
     diagnoses = json.loads((tmp_path / "posterior" / "diagnostics.json").read_text())
     for row in diagnoses:
