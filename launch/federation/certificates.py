@@ -26,9 +26,15 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from blackthorn.flower_port.guard.server_certificate import Unfit, checked_pair
+
 CA_CERTIFICATE, CA_KEY = "ca.crt", "ca.key"
 SERVER_CERTIFICATE, SERVER_KEY = "server.pem", "server.key"
 CLIENTS = "clients"
+NEW_AUTHORITY = (
+    "make a new authority and certificate in an empty folder (blackthorn certs), and give its "
+    "ca.crt to every client"
+)
 # Always in the server's certificate: its operator reaches it through the loopback interface.
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 _CA_LIFE = timedelta(days=3650)
@@ -143,7 +149,8 @@ def public_key_pem(path: Path) -> bytes:
 
 
 def check_server_files(folder: Path, host: str) -> None:
-    """CertificateError unless the folder holds a certificate, good today, for `host`."""
+    """CertificateError unless clients that have ca.crt and dial `host` take the folder's pair now;
+    the message says what to do."""
     for name in (CA_CERTIFICATE, SERVER_CERTIFICATE, SERVER_KEY):
         if not (folder / name).is_file():
             # The pair is made together: what is left of it is in the way.
@@ -153,27 +160,16 @@ def check_server_files(folder: Path, host: str) -> None:
                 f"--certs {folder}: there is no {name}; {first}: "
                 f"blackthorn certs {folder} --host {host}"
             )
+    pair = folder / SERVER_CERTIFICATE, folder / SERVER_KEY
     try:
-        certificate = x509.load_pem_x509_certificate((folder / SERVER_CERTIFICATE).read_bytes())
-        key = load_pem_private_key((folder / SERVER_KEY).read_bytes(), None)
-    except (OSError, ValueError) as error:
-        raise CertificateError(f"--certs {folder}: {error}") from error
-    if certificate.public_key() != key.public_key():
-        raise CertificateError(
-            f"--certs {folder}: {SERVER_KEY} is not the key of {SERVER_CERTIFICATE}"
-        )
-    if certificate.not_valid_after_utc < datetime.now(UTC):
-        raise CertificateError(
-            f"--certs {folder}: {SERVER_CERTIFICATE} expired on "
-            f"{certificate.not_valid_after_utc:%Y-%m-%d}; remove it and {SERVER_KEY}, then: "
-            f"blackthorn certs {folder} --host {host}"
-        )
-    names = certificate_names(certificate)
-    if host not in names:
-        raise CertificateError(
-            f"--host {host} is not in the certificate {folder / SERVER_CERTIFICATE}, which is for "
-            f"{', '.join(names)}"
-        )
+        checked_pair(*pair, folder / CA_CERTIFICATE, host)
+    except Unfit as error:
+        remedies = {
+            "certificate": f"remove both, then: blackthorn certs {folder} --host {host}",
+            "authority": NEW_AUTHORITY,
+            "name": "start with one of these, or make a new certificate",
+        }
+        raise CertificateError(f"{error}; {remedies[error.about]}") from error
 
 
 def expiry(path: Path) -> datetime | None:
@@ -182,15 +178,6 @@ def expiry(path: Path) -> datetime | None:
         return x509.load_pem_x509_certificate(path.read_bytes()).not_valid_after_utc
     except (OSError, ValueError):
         return None
-
-
-def certificate_names(certificate: x509.Certificate) -> list[str]:
-    """The names and addresses that a certificate is good for."""
-    try:
-        extension = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
-    except x509.ExtensionNotFound:
-        return []
-    return [str(name.value) for name in extension.value]
 
 
 def _builder(

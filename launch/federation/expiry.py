@@ -52,10 +52,20 @@ def at_the_server(certs: Path, host: str) -> list[str]:
         (
             certs / certificates.CA_CERTIFICATE,
             certificates.expiry(certs / certificates.CA_CERTIFICATE),
-            "make a new authority and certificate in an empty folder (blackthorn certs), and give "
-            "its ca.crt to every client",
+            certificates.NEW_AUTHORITY,
         ),
     )
+
+
+def expired_at_the_server(certs: Path) -> str:
+    """Which of the server's own files has expired, with what to do; empty: none has."""
+    now = datetime.now(UTC)
+    own = certs / certificates.SERVER_CERTIFICATE, certs / certificates.CA_CERTIFICATE
+    for path in own:
+        end = certificates.expiry(path)
+        if end is not None and end < now:
+            return f"{path} {_when(end, now)}: no client connects; see docs/deploy.md"
+    return ""
 
 
 def at_a_client(server: Address, ca: Path | None, *, proxied: bool = True) -> list[str]:

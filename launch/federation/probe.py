@@ -10,6 +10,11 @@ import ssl
 from datetime import UTC, datetime
 from pathlib import Path
 
+from blackthorn.flower_port.guard.server_certificate import (
+    NAME_MISMATCHES,
+    Unfit,
+    authority_out_of_date,
+)
 from blackthorn.launch.processes.supervisor import NotYet
 from blackthorn.settings.config import ConfigError
 
@@ -20,8 +25,6 @@ _SECONDS = 10.0
 # What an HTTP/2 connection, and so gRPC, begins with; a TLS server answers it with an alert.
 _HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
 _TLS_ALERT = b"\x15"
-# OpenSSL's verification result for a name that is not in the certificate.
-_NAME_MISMATCHES = (62, 64)
 
 
 class Refused(RuntimeError):
@@ -68,11 +71,14 @@ def _connection(server: Address, proxy: Proxy | None) -> socket.socket:
 
 
 def check_authority(ca: Path) -> None:
-    """ConfigError unless the file holds certificates, in PEM."""
+    """ConfigError unless the file holds certificates, in PEM, and one of them is good now."""
     try:
         _trusting(ca)
-    except Refused as error:
+        wrong = authority_out_of_date(ca)
+    except (Refused, Unfit) as error:
         raise ConfigError(str(error)) from error
+    if wrong:
+        raise ConfigError(f"--ca {wrong}: get a new ca.crt from the server's operator")
 
 
 def _trusting(ca: Path) -> ssl.SSLContext:
@@ -101,13 +107,18 @@ def _probe_tls(connection: socket.socket, server: Address, ca: Path) -> datetime
 
 
 def _why_not_verified(error: ssl.SSLCertVerificationError, server: Address, ca: Path) -> str:
-    if error.verify_code in _NAME_MISMATCHES:
+    if error.verify_code in NAME_MISMATCHES:
         return (
             f"the server's certificate is not for {server.host}: use a name that it is for, or "
             f"make one with: blackthorn certs DIR --host {server.host}"
         )
     if "expired" in error.verify_message:
         return f"the certificate of {server} has expired: its operator must make a new one"
+    if "not yet valid" in error.verify_message:
+        return (
+            f"the certificate of {server} is not good yet: set this machine's clock, or the "
+            "server's operator must make a new one"
+        )
     return (
         f"{server} is not the server that --ca {ca} vouches for ({error.verify_message}): get "
         "ca.crt from the server's operator"

@@ -20,6 +20,7 @@ from blackthorn.recording.run_notes import folder_of_run
 
 from . import certificates, measures
 from .addresses import LOOPBACK, Address
+from .expiry import expired_at_the_server
 from .measures import Sample
 from .members import ServerSettings
 from .run_log import RunLog
@@ -34,9 +35,9 @@ _LOG_SECONDS = 2.0
 
 def server_problem(settings: ServerSettings, health: Address) -> str:
     """What keeps clients and operators from being served; empty: nothing does."""
-    if is_serving(str(health)):
-        return ""
-    return lack_of_space(settings.state) or "the SuperLink does not answer; see state/logs"
+    if not is_serving(str(health)):
+        return lack_of_space(settings.state) or "the SuperLink does not answer; see state/logs"
+    return expired_at_the_server(settings.certs) if settings.certs is not None else ""
 
 
 @dataclass(frozen=True)
