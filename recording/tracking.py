@@ -68,31 +68,31 @@ def _clock(config: RunConfig, folder: Path) -> Callable[[], float]:
 
 
 class Guarded:
-    """A tracker that, whatever goes wrong with it, is given up and costs the run nothing else."""
+    """A tracker that, whatever goes wrong with it, is told of no further round and costs the run
+    nothing else. Of the end it is told all the same: what it has begun must not look as if it ran.
+    """
 
     def __init__(self, name: str, tracker: Tracker) -> None:
         self._name = name
-        self._tracker: Tracker | None = tracker
+        self._tracker = tracker
+        self._failed = False
 
     def round(self, entry: Mapping[str, Any]) -> None:
         """Pass the line on."""
-        if self._tracker is not None:
-            try:
-                self._tracker.round(entry)
-            except Exception as error:
-                self._give_up(error)
+        if not self._failed:
+            self._call(self._tracker.round, entry)
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Pass the summary on."""
-        if self._tracker is not None:
-            try:
-                self._tracker.finish(summary)
-            except Exception as error:
-                self._give_up(error)
+        self._call(self._tracker.finish, summary)
 
-    def _give_up(self, error: Exception) -> None:
-        self._tracker = None
-        _warn(self._name, error)
+    def _call(self, told: Callable[[Mapping[str, Any]], None], what: Mapping[str, Any]) -> None:
+        try:
+            told(what)
+        except Exception as error:
+            if not self._failed:
+                _warn(self._name, error)
+            self._failed = True
 
 
 def _warn(name: str, error: Exception) -> None:

@@ -3,6 +3,7 @@
 import os
 import struct
 import sys
+import time
 import types
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,6 +18,7 @@ from tensorboard.backend.event_processing.event_file_loader import EventFileLoad
 from blackthorn.launch.commands.simulate import simulate
 from blackthorn.recording import tracking
 from blackthorn.recording.folder_place import EVENTS
+from blackthorn.recording.mlflow_run import MlflowRun, is_a_name
 from blackthorn.recording.round_entries import scalars
 from blackthorn.recording.run_folder import read_metrics, read_summary
 from blackthorn.recording.tensorboard_events import TensorBoardEvents
@@ -24,6 +26,8 @@ from blackthorn.recording.tracking import Guarded, check_tracking, make_trackers
 from blackthorn.server_app.run import prepare
 from blackthorn.settings.config import ConfigError
 from blackthorn.strategies.reports import RoundReport
+
+EXTRA = "needs the extra blackthorn[mlflow]"
 
 
 def tracked_run(folder: Path, **options: Any) -> dict[str, Any]:
@@ -169,10 +173,11 @@ def test_trackers_get_a_line_s_finite_numbers_lengths_and_medians() -> None:
 
 
 class Broken:
-    """Fails at the second round."""
+    """Fails at the second round, and from then on."""
 
     def __init__(self) -> None:
         self.calls = 0
+        self.ends: list[Mapping[str, Any]] = []
 
     def round(self, entry: Mapping[str, Any]) -> None:
         self.calls += 1
@@ -180,16 +185,17 @@ class Broken:
             raise ConnectionError("the server\nis gone")
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        raise AssertionError(f"it was given up: {summary}")
+        self.ends.append(summary)
+        raise ConnectionError("it is gone still")
 
 
-def test_a_tracker_that_fails_is_given_up(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_tracker_that_fails_is_told_of_the_end_alone(caplog: pytest.LogCaptureFixture) -> None:
     broken = Broken()
     tracker = Guarded("Somebody", broken)
     for server_round in range(5):
         tracker.round({"round": server_round})
-    tracker.finish({})
-    assert broken.calls == 3
+    tracker.finish({"status": "completed"})
+    assert (broken.calls, broken.ends) == (3, [{"status": "completed"}])
     assert "Somebody is not told of this run: ConnectionError: the server" in caplog.text
     assert caplog.text.count("Somebody") == 1
 
@@ -213,8 +219,44 @@ def test_mlflow_that_is_missing_is_one_line(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(
+    ("name", "taken"),
+    [
+        *(("val/loss", True), ("F1 of class-2", True), ("a" * 250, True), ("é", True)),
+        *(("acc/", False), ("../x", False), ("/x", False), ("a//b", False), ("a/./b", False)),
+        *(("val:loss", False), ("50%", False), ("..", False), (".", False), ("a" * 251, False)),
+    ],
+)
+def test_mlflow_is_sent_what_it_takes(name: str, taken: bool) -> None:
+    assert is_a_name(name) is taken
+    if taken:
+        validation = pytest.importorskip("mlflow.utils.validation", reason=EXTRA)
+        validation._validate_metric_name(name)
+
+
+def test_what_mlflow_does_not_take_is_named_once_and_the_run_ends(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    pytest.importorskip("mlflow", reason=EXTRA)
+    from mlflow.tracking import MlflowClient
+
+    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    config = configuration(tmp_path / "run", mlflow_uri=uri)
+    (tmp_path / "run").mkdir()
+    tracker = Guarded("MLflow", MlflowRun(config, "run", time.time))
+    for server_round in range(3):
+        tracker.round({"round": server_round, "acc/": 0.5, "../x": 1.0, "loss": 2.0})
+    tracker.finish({"status": "completed"})
+    client = MlflowClient(tracking_uri=uri)
+    experiment = client.get_experiment_by_name("blackthorn")
+    assert experiment is not None
+    (run,) = client.search_runs([experiment.experiment_id])
+    assert (run.info.status, set(run.data.metrics)) == ("FINISHED", {"loss"})
+    assert [record.args for record in caplog.records] == [("../x",), ("acc/",)]
+
+
 def test_mlflow_holds_the_run(tmp_path: Path) -> None:
-    pytest.importorskip("mlflow", reason="needs the extra blackthorn[mlflow]")
+    pytest.importorskip("mlflow", reason=EXTRA)
     from mlflow.tracking import MlflowClient
 
     uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
@@ -233,7 +275,7 @@ def test_mlflow_holds_the_run(tmp_path: Path) -> None:
 
 
 def test_mlflow_is_not_told_how_long_a_private_round_took(tmp_path: Path) -> None:
-    pytest.importorskip("mlflow", reason="needs the extra blackthorn[mlflow]")
+    pytest.importorskip("mlflow", reason=EXTRA)
     from mlflow.tracking import MlflowClient
 
     uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
@@ -251,7 +293,7 @@ def test_mlflow_is_not_told_how_long_a_private_round_took(tmp_path: Path) -> Non
 
 
 def test_mlflow_is_not_told_when_a_private_run_was_resumed(tmp_path: Path) -> None:
-    pytest.importorskip("mlflow", reason="needs the extra blackthorn[mlflow]")
+    pytest.importorskip("mlflow", reason=EXTRA)
     from mlflow.tracking import MlflowClient
 
     uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
