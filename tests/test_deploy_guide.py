@@ -43,7 +43,7 @@ def test_the_guide_works_as_it_is_written(
     machines: dict[str, tuple[Host, Bench]], repository: Path
 ) -> None:
     blocks = _BLOCK.findall((repository / "docs" / "deploy.md").read_text())
-    assert len(blocks) == 10
+    assert len(blocks) == 11
     said: dict[str, str] = {}
     running: dict[str, Started] = {}
     for machine, background, text in blocks:
@@ -56,6 +56,8 @@ def test_the_guide_works_as_it_is_written(
             running[machine].says("ready:" if machine == "server" else f"connected to {SERVER}")
         else:
             said[words] = call(programs, host, line)
+    assert said["certs"].splitlines() == ["renewed certs/server.pem", "renewed certs/server.key"]
+    running["server"].says("certs/server.pem was renewed, and is good until ")
     assert "node2 is registered, as node" in said["register"]
     assert "completed: 5 rounds" in said["run"]
     (folder,) = (machines["server"][1].folder / "state" / "runs").iterdir()

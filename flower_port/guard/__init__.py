@@ -9,7 +9,7 @@
 and what is refused is written down (`records.py`) and told to the run and to operators
 (`service.py`). What an operator may have to change is a setting with a default and a reason
 (`limits.py`); docs/security.md names the other numbers too. Whatever relies on parts of Flower that
-it does not promise is in `flower.py`.
+it does not promise is in `flower.py`. `renewal.py` renews the certificate while it is served.
 """
 
 # The call with which a ServerApp asks who the keys are, and what was refused.

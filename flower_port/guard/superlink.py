@@ -1,7 +1,9 @@
-"""`flower-superlink` with the guard in it: Flower's own arguments, and the two of the guard.
+"""`flower-superlink` with the guard in it: Flower's own arguments, and the three of the guard.
 
---guard FOLDER       where registrations and bars are kept
---limit NAME=VALUE   changes a limit; may be given several times
+--guard FOLDER            where registrations and bars are kept
+--limit NAME=VALUE        changes a limit; may be given several times
+--certificate-host NAME   clients dial this name: the certificate is for it, and renewed from its
+                          files while it is served
 """
 
 import argparse
@@ -22,6 +24,7 @@ from .connections import Connections
 from .gate import Gate
 from .limits import Limits
 from .records import Records
+from .renewal import Renewal
 from .service import ForOperators, ForServerApps
 
 _LOG_SECONDS = 5.0
@@ -35,6 +38,8 @@ def main() -> None:
         limits = Limits.changed(options.limit)
         records = Records(options.guard, int(limits.offences))
         _guard(limits, records, AuditLog(options.guard / FILE))
+        if options.certificate_host is not None:
+            Renewal(*_certificate_files(sys.argv[1:]), options.certificate_host).start()
     except (ValueError, TypeError, OSError, NotThisFlower) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
@@ -62,7 +67,18 @@ def _options(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--guard", type=Path, required=True)
     parser.add_argument("--limit", action="append", default=[])
+    parser.add_argument("--certificate-host")
     return parser.parse_known_args(arguments)
+
+
+def _certificate_files(arguments: list[str]) -> tuple[Path, Path, Path]:
+    """The certificate, its key and its authority, of Flower's own arguments."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    names = "--ssl-certfile", "--ssl-keyfile", "--ssl-ca-certfile"
+    for name in names:
+        parser.add_argument(name, type=Path, required=True)
+    found, _ = parser.parse_known_args(arguments)
+    return found.ssl_certfile, found.ssl_keyfile, found.ssl_ca_certfile
 
 
 def _allow_many_descriptors() -> None:

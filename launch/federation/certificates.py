@@ -26,7 +26,11 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from blackthorn.flower_port.guard.server_certificate import Unfit, checked_pair
+from blackthorn.flower_port.guard.server_certificate import (
+    Unfit,
+    certificate_names,
+    checked_pair,
+)
 
 CA_CERTIFICATE, CA_KEY = "ca.crt", "ca.key"
 SERVER_CERTIFICATE, SERVER_KEY = "server.pem", "server.key"
@@ -68,6 +72,45 @@ def make_server_certificate(folder: Path, hosts: Sequence[str], days: int = SERV
     FileExistsError if either is there; CertificateError for a host that is neither, an authority
     that cannot be read, or one that is good for less than `days`.
     """
+    certificate, key = _server_pair(folder, hosts, days)
+    _write_private(folder / SERVER_KEY, key)
+    _write(folder / SERVER_CERTIFICATE, certificate)
+
+
+def renew_server_certificate(folder: Path, hosts: Sequence[str], days: int = SERVER_DAYS) -> None:
+    """Put another server.pem and server.key in the place of those that are there, each whole or not
+    at all; for the names of the one before where there are no `hosts`.
+
+    CertificateError as of a new one, and where those names cannot be read; OSError, with the pair
+    as it was, where one cannot be written.
+    """
+    certificate, key = _server_pair(folder, hosts or _names_of(folder / SERVER_CERTIFICATE), days)
+    wanted = {SERVER_KEY: (key, 0o600), SERVER_CERTIFICATE: (certificate, 0o644)}
+    parts = {folder / name: folder / f"{name}.part" for name in wanted}
+    try:
+        for path, part in parts.items():
+            part.unlink(missing_ok=True)
+            _create(part, *wanted[path.name])
+        # A server that looks in between finds two that do not fit, and looks again.
+        for path, part in parts.items():
+            part.replace(path)
+    finally:
+        for part in parts.values():
+            part.unlink(missing_ok=True)
+
+
+def _names_of(certificate: Path) -> list[str]:
+    try:
+        names = certificate_names(x509.load_pem_x509_certificate(certificate.read_bytes()))
+    except (OSError, ValueError) as error:
+        raise CertificateError(
+            f"{certificate} cannot be read ({error}): give its names with --host"
+        ) from error
+    return names
+
+
+def _server_pair(folder: Path, hosts: Sequence[str], days: int) -> tuple[bytes, bytes]:
+    """A certificate and its key, in PEM, as `make_server_certificate` says."""
     authority, authority_key = _load_authority(folder)
     left = authority.not_valid_after_utc - datetime.now(UTC)
     if left < timedelta(days=days):
@@ -90,8 +133,7 @@ def make_server_certificate(folder: Path, hosts: Sequence[str], days: int = SERV
         )
         .sign(authority_key, hashes.SHA384())
     )
-    _write_private(folder / SERVER_KEY, _pem(key))
-    _write(folder / SERVER_CERTIFICATE, certificate.public_bytes(Encoding.PEM))
+    return certificate.public_bytes(Encoding.PEM), _pem(key)
 
 
 def check_hosts(hosts: Sequence[str]) -> None:
@@ -165,11 +207,21 @@ def check_server_files(folder: Path, host: str) -> None:
         checked_pair(*pair, folder / CA_CERTIFICATE, host)
     except Unfit as error:
         remedies = {
-            "certificate": f"remove both, then: blackthorn certs {folder} --host {host}",
+            "certificate": f"make a new one: {renewal(folder, host)}",
             "authority": NEW_AUTHORITY,
-            "name": "start with one of these, or make a new certificate",
+            "name": f"start with one of these, or make a new one: {renewal(folder, host)}",
         }
         raise CertificateError(f"{error}; {remedies[error.about]}") from error
+
+
+def renewal(folder: Path, host: str) -> str:
+    """The command that renews the server's certificate: for the names that it has, if it has
+    `host`."""
+    try:
+        has_it = host in _names_of(folder / SERVER_CERTIFICATE)
+    except CertificateError:
+        has_it = False
+    return f"blackthorn certs {folder} --renew" + ("" if has_it else f" --host {host}")
 
 
 def expiry(path: Path) -> datetime | None:
@@ -249,6 +301,8 @@ def _create(path: Path, data: bytes, mode: int) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     with os.fdopen(descriptor, "wb") as stream:
         stream.write(data)
+        stream.flush()
+        os.fsync(stream.fileno())
 
 
 def existing(folder: Path, names: Iterable[str]) -> list[str]:

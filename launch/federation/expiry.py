@@ -41,13 +41,11 @@ class DailyWarnings:
 
 def at_the_server(certs: Path, host: str) -> list[str]:
     """What expires soon of the server's own files."""
-    renewed = f"{certificates.SERVER_CERTIFICATE} and {certificates.SERVER_KEY}"
     return _soon(
         (
             certs / certificates.SERVER_CERTIFICATE,
             certificates.expiry(certs / certificates.SERVER_CERTIFICATE),
-            f"remove {renewed}, then: blackthorn certs {certs} --host {host}, and start the server "
-            "again",
+            f"renew it, with the server running: {certificates.renewal(certs, host)}",
         ),
         (
             certs / certificates.CA_CERTIFICATE,

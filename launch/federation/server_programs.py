@@ -67,15 +67,25 @@ def superlink_program(
         command += ["--ssl-ca-certfile", str(settings.certs / certificates.CA_CERTIFICATE)]
         command += ["--ssl-certfile", str(settings.certs / certificates.SERVER_CERTIFICATE)]
         command += ["--ssl-keyfile", str(settings.certs / certificates.SERVER_KEY)]
-        command += ["--enable-supernode-auth"]
+        command += ["--enable-supernode-auth", "--certificate-host", settings.host]
     return Program(
         "superlink",
         command,
         env,
-        before=lambda: check_space(settings.state),
+        before=lambda: _check_start(settings),
         on_line=superlink_news,
         on_end=lambda status, tail: superlink_end(settings, status, tail),
     )
+
+
+def _check_start(settings: ServerSettings) -> None:
+    """Raises NotYet where the disk is full, or the certificate has been spoilt meanwhile."""
+    check_space(settings.state)
+    if settings.certs is not None:
+        try:
+            certificates.check_server_files(settings.certs, settings.host)
+        except certificates.CertificateError as error:
+            raise NotYet(str(error)) from error
 
 
 def check_space(state: Path) -> None:

@@ -41,7 +41,7 @@ def test_a_certificate_is_named_from_thirty_days_before_its_end(
     else:
         (warning,) = warnings
         assert f"{tmp_path / 'server.pem'} expires on {end:%Y-%m-%d}, {said}: " in warning
-        assert f"blackthorn certs {tmp_path} --host localhost" in warning
+        assert f"blackthorn certs {tmp_path} --renew" in warning
 
 
 def test_no_certificate_outlives_its_authority(tmp_path: Path) -> None:
@@ -92,7 +92,10 @@ def test_server_client_and_operator_are_told_and_a_wrong_port_is_one_line(tmp_pa
         end = expiry(tmp_path / "certs" / "server.pem")
         assert end is not None
         soon = f"expires on {end:%Y-%m-%d}, in 9 days: "
-        assert f"{tmp_path / 'certs' / 'server.pem'} {soon}remove server.pem and" in server.text()
+        assert (
+            f"{tmp_path / 'certs' / 'server.pem'} {soon}renew it, with the server running: "
+            in server.text()
+        )
         assert f"the certificate of {bracketed}:{fleet} {soon}its operator" in client.text()
 
         shown = programs.call("status", *operator)
