@@ -47,7 +47,7 @@ PROTECTED = {
     "secure_aggregation/masks.py: system_stream",
     "launch/federation/process_environment.py: write_secret",
     "launch/federation/certificates.py: make_authority",
-    "launch/federation/certificates.py: make_server_certificate",
+    "launch/federation/certificates.py: _server_pair",
     "launch/federation/certificates.py: make_client_key",
 }
 # What may feed a claim or a secret: 128 bits or more of the operating system's entropy.
