@@ -17,12 +17,12 @@ from .enrolment_messages import (
     NOT_SAID,
     CannotTakePart,
     GuardedLink,
-    KeyHolder,
     has_no_query,
     is_an_answer,
     question,
     read_enrolment,
 )
+from .key_holders import KeyHolders
 from .release import Link
 from .reports import Refusal
 from .screening import RejectedReply, content_of, one_line, read_count
@@ -58,9 +58,10 @@ class ClientRegistry:
 
     With `identity = "key"` nodes are asked as with "query", and a client stays with the node that
     enrolled it first, also while that node is away: where nodes have to authenticate, a node's id
-    is that of its registered key, over all its connections, and no other key can take the client.
-    A key that its operator registered for a client (`blackthorn register`) is that client from the
-    first round on, and no other.
+    is that of its registered key, over all its connections, and no other key can take the client,
+    but one that the operator registered for it (`blackthorn register`): once the other is away,
+    or at once where it replaces the other's. A key that is registered for a client is that client
+    from the first round on, and no other.
 
     `population`: with "query" and "key", the ids are 0 to population - 1 (None: any). Without
     that limit an attacker with many nodes could enrol as many clients as it likes. `grace`: seconds
@@ -93,7 +94,7 @@ class ClientRegistry:
         # What was wrong with the last answer, by who gave it: "client 1", or "node 4711".
         self._problems: dict[str, str] = {}
         self._link = GuardedLink()
-        self._holders: dict[int, KeyHolder] = {}
+        self._holders = KeyHolders()
         # Whether the last round began with nobody.
         self._alone = False
         # Nodes that hold a client which another node holds too, in the order of their answers.
@@ -160,6 +161,10 @@ class ClientRegistry:
             return set()
         if self._identity == "node":
             new_nodes = self._online - self._clients.keys()
+            if new_nodes:
+                self._ask_whose_keys(transport)
+            # Two keys of one client are one: the one before counts no more.
+            self._online -= self._holders.replaced(self._online)
             self._clients.update((node, Client(node, node, None)) for node in new_nodes)
             return set()
         # A client that comes back under its key may have been given other examples.
@@ -199,11 +204,15 @@ class ClientRegistry:
     def _take_answers(self, transport: Transport) -> None:
         """Enrol the nodes whose answer has come; a node without one may be asked again."""
         if self._identity == "key" and any(answer.over() for answer in self._asked.values()):
-            self._holders = self._link.holders(transport) or self._holders
+            self._ask_whose_keys(transport)
         for node, answer in list(self._asked.items()):
             if answer.over():
                 del self._asked[node]
                 self._enrol(answer.delivery())
+
+    def _ask_whose_keys(self, transport: Transport) -> None:
+        if found := self._link.holders(transport):
+            self._holders = KeyHolders(found)
 
     def _enrol(self, delivery: Delivery) -> None:
         node = delivery.client
@@ -212,14 +221,14 @@ class ClientRegistry:
                 raise RejectedReply(delivery.problem)
             client_id, num_examples = read_enrolment(delivery.message)
             self._check_population(client_id)
-            self._check_key(node, client_id, num_examples)
+            self._holders.check(node, client_id, num_examples)
             declared = read_count(content_of(delivery.message)) is not None
         except RejectedReply as rejection:
             self._note_refused(delivery, rejection)
             return
         client = Client(client_id, node, num_examples, declared)
         holder = self._clients.get(client_id)
-        if holder is None or self._is_free(holder):
+        if holder is None or self._may_hold(node, holder):
             self._assign(client)
             return
         self._waiting[node] = client
@@ -247,23 +256,6 @@ class ClientRegistry:
                 f"client-id = {client_id} is not one of the run's {self._population} clients"
             )
 
-    def _check_key(self, node: int, client_id: int, num_examples: int) -> None:
-        """Raises RejectedReply for what the operator did not register the node's key for."""
-        own = self._holders.get(node)
-        if own is not None and own.client_id not in (None, client_id):
-            raise RejectedReply(
-                f"client-id = {client_id}, but the key {own.key} is registered for client "
-                f"{own.client_id}"
-            )
-        for other, holder in self._holders.items():
-            if holder.client_id == client_id and other != node:
-                raise RejectedReply(f"client-id = {client_id} is the key {holder.key}'s")
-        if own is not None and own.max_examples is not None and num_examples > own.max_examples:
-            raise RejectedReply(
-                f"num-examples = {num_examples}, but the key {own.key} is registered for at most "
-                f"{own.max_examples}"
-            )
-
     def _note_problem(self, delivery: Delivery, rejection: RejectedReply) -> None:
         """Log why a node did not enrol; what it answered itself is for the final refusal too."""
         who = node = f"node {delivery.client}"
@@ -275,9 +267,12 @@ class ClientRegistry:
         if delivery.message is not None:
             self._problems[who] = problem
 
-    def _is_free(self, holder: Client) -> bool:
-        """Whether another node may hold the client from now on."""
-        return self._identity != "key" and holder.node_id not in self._online
+    def _may_hold(self, node: int, holder: Client) -> bool:
+        """Whether a node may hold the client from now on that another one holds."""
+        is_gone = holder.node_id not in self._online
+        if self._identity != "key":
+            return is_gone
+        return self._holders.may_follow(node, holder.client_id, holder.node_id, is_gone=is_gone)
 
     def _take_over(self) -> None:
         """Let a refused node hold its client once the other node is gone.
@@ -287,7 +282,7 @@ class ClientRegistry:
         for node, client in list(self._waiting.items()):
             if node not in self._online:
                 del self._waiting[node]
-            elif self._is_free(self._clients[client.client_id]):
+            elif self._may_hold(node, self._clients[client.client_id]):
                 del self._waiting[node]
                 self._assign(client)
 

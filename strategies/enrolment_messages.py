@@ -9,7 +9,6 @@ nothing was refused.
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
@@ -18,6 +17,7 @@ from blackthorn.flower_port.transports import Transport
 from blackthorn.installation import CODE
 from blackthorn.wire import ASK, CLAIM, CLIENT_ID, CONFIG, ENROL, PROBLEM, SERVER_CODE
 
+from .key_holders import KeyHolder
 from .release import Link
 from .reports import Refusal
 from .screening import RejectedReply, content_of, one_line, read_count, scalar_metrics
@@ -87,18 +87,6 @@ def _problem(content: RecordDict) -> str | None:
         if isinstance(record, ConfigRecord) and isinstance(record.get(PROBLEM), str):
             return str(record[PROBLEM])
     return None
-
-
-@dataclass(frozen=True)
-class KeyHolder:
-    """What an operator said of a node's key; None: nothing.
-
-    `client_id` is the only client that it may be, `max_examples` the most that it may declare.
-    """
-
-    key: str
-    client_id: int | None = None
-    max_examples: int | None = None
 
 
 def _kind(report: Mapping[str, Any], is_closed: bool) -> Link:

@@ -32,13 +32,15 @@ logger = logging.getLogger("flwr")
 class Registration:
     """What an operator said of a key: its name, its client id, its largest number of examples.
 
-    `barred` says why the guard shut it out (empty: it did not).
+    `barred` says why the guard shut it out (empty: it did not). `replaces` is the fingerprint of
+    the same client's key before, as long as that is registered.
     """
 
     name: str = ""
     client_id: int | None = None
     max_examples: int | None = None
     barred: str = ""
+    replaces: str = ""
 
 
 @dataclass
@@ -74,21 +76,37 @@ class Records:
         return self._keys.get(fingerprint(key), Registration())
 
     def register(self, key: bytes, name: str, changes: dict[str, Any]) -> Registration:
-        """Take down what the operator says; a client id is one key's (ValueError)."""
+        """Take down what the operator says; a client id is one key's, or that of one key and of the
+        one that `replaces` it, which has all that was said of the other (ValueError)."""
         print_ = fingerprint(key)
         with self._lock:
-            wanted = changes.get("client_id")
-            for other, known in self._keys.items():
-                if wanted is not None and known.client_id == wanted and other != print_:
-                    raise ValueError(f"client {wanted} is {known.name or other}'s already")
+            if "replaces" in changes:
+                changes = {**self._said_of(changes["replaces"], print_), **changes}
             known = replace(self._keys.get(print_, Registration()), name=name, **changes)
+            wanted = changes.get("client_id")
+            for other, its in self._keys.items():
+                is_own = other in (print_, known.replaces) or its.replaces == print_
+                if wanted is not None and its.client_id == wanted and not is_own:
+                    raise ValueError(f"client {wanted} is {its.name or other}'s already")
             self._save({**self._keys, print_: known})
         return known
 
+    def _said_of(self, replaced: str, print_: str) -> dict[str, Any]:
+        """What a key takes over from the one that it replaces. ValueError."""
+        known = self._keys.get(replaced, Registration())
+        if known.client_id is None or replaced == print_:
+            raise ValueError(f"{known.name or replaced} is no other key of a client to be replaced")
+        return {"client_id": known.client_id, "max_examples": known.max_examples}
+
     def forget(self, key: bytes) -> None:
-        """The key was unregistered: its client id is free."""
+        """The key was unregistered: its client id is free, or that of the key that replaces it."""
+        gone = fingerprint(key)
         with self._lock:
-            left = {p: k for p, k in self._keys.items() if p != fingerprint(key)}
+            left = {
+                print_: replace(known, replaces="") if known.replaces == gone else known
+                for print_, known in self._keys.items()
+                if print_ != gone
+            }
             if left != self._keys:
                 self._save(left)
 

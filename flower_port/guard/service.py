@@ -53,13 +53,15 @@ class ForServerApps(grpc.ServerInterceptor):
     def _report(self, _request: bytes, context: grpc.ServicerContext) -> bytes:
         if not self._state.is_task(flower.task_token(context.invocation_metadata())):
             context.abort(grpc.StatusCode.UNAUTHENTICATED, "not the token of a running ServerApp")
-        nodes = {}
-        for key, node_id in self._state.nodes().items():
+        nodes, registered = {}, self._state.nodes()
+        by_print = {fingerprint(key): node_id for key, node_id in registered.items()}
+        for key, node_id in registered.items():
             known = self._records.registration(key)
             nodes[str(node_id)] = {
                 "key": known.name or fingerprint(key),
                 "client_id": known.client_id,
                 "max_examples": known.max_examples,
+                "replaces": by_print.get(known.replaces),
             }
         report = {
             "nodes": nodes,
@@ -104,8 +106,8 @@ def _numbers(message: Any) -> dict[str, int]:
 
 
 class ForOperators(grpc.ServerInterceptor):
-    """Answers Keys: {"action", "key" (PEM), "name", "client_id", "max_examples"}, and writes down
-    what changes who takes part and what runs."""
+    """Answers Keys: {"action", "key" (PEM), "name", "client_id", "max_examples", "replaces" (PEM)},
+    and writes down what changes who takes part and what runs."""
 
     def __init__(self, state: flower.FlowerState, records: Records, audit: AuditLog) -> None:
         self._state = state
@@ -185,7 +187,8 @@ class ForOperators(grpc.ServerInterceptor):
             if asked["action"] == "list":
                 return json.dumps(self._carry_out(asked)).encode()
             about = {name: asked.get(name) for name in ("name", "client_id", "max_examples")}
-            about["key"] = fingerprint(asked["key"].encode())
+            for name in ("key", "replaces"):
+                about[name] = fingerprint(asked[name].encode()) if asked.get(name) else None
             with self._writing(context, f"key {asked['action']}", **about) as write:
                 answer = json.dumps(self._carry_out(asked)).encode()
                 write("done", **about)
@@ -209,10 +212,12 @@ class ForOperators(grpc.ServerInterceptor):
             return {}
         if action != "register":
             raise ValueError(f"action {action!r} is not allowed: list, lift, forget or register")
-        changes = {
+        changes: dict[str, Any] = {
             field: int(asked[field])
             for field in ("client_id", "max_examples")
             if asked.get(field) is not None
         }
+        if asked.get("replaces"):
+            changes["replaces"] = fingerprint(asked["replaces"].encode())
         known = self._records.register(key, str(asked["name"]), changes)
         return {"client_id": known.client_id, "max_examples": known.max_examples}

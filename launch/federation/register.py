@@ -1,6 +1,7 @@
 """`blackthorn register` and `unregister`: which keys may take part."""
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -34,6 +35,14 @@ def register(
     max_examples: Annotated[
         int | None, typer.Option(min=1, help="The most examples that the client may declare.")
     ] = None,
+    replaces: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="The client's key until now, in whose place this one comes; both are good until "
+            "that one is unregistered.",
+        ),
+    ] = None,
     lift: Annotated[
         bool, typer.Option("--lift", help="Let keys in again that the server's guard has barred.")
     ] = False,
@@ -41,7 +50,7 @@ def register(
     """Let clients take part, by their public keys. One that is registered already stays so.
 
     A key is one client's, from then on: in runs with node-authentication no other id can be had
-    with it, and no other key can have that id.
+    with it, and no other key can have that id, but one that --replaces it (docs/operations.md).
 
     Example: blackthorn register node0 node1 --certs certs
     """
@@ -52,6 +61,11 @@ def register(
     keys = _keys(certs, client_names(certs) if every else names or [])
     if client_id is not None and len(keys) > 1:
         raise ConfigError("--client-id is one client's: name that one alone")
+    before = None
+    if replaces is not None:
+        if len(keys) > 1 or client_id is not None or lift:
+            raise ConfigError("--replaces is of one key, which has the other's client id: name it")
+        before = _keys(certs, [replaces])[replaces]
     with connection(server, certs / "ca.crt", False, False).open() as control:
         for name, key in keys.items():
             if lift:
@@ -59,7 +73,8 @@ def register(
                 continue
             wanted = _id_in(name) if client_id is None else client_id
             told = _register(control, name, key)
-            typer.echo(told + _bind(control, name, key, wanted, max_examples))
+            asked = {"client_id": wanted} if before is None else {"replaces": before.decode()}
+            typer.echo(told + _bind(control, name, key, asked, max_examples))
 
 
 def unregister(
@@ -103,22 +118,27 @@ def _register(control: "ControlApi", name: str, key: bytes) -> str:
 
 
 def _bind(
-    control: "ControlApi", name: str, key: bytes, client_id: int | None, max_examples: int | None
+    control: "ControlApi",
+    name: str,
+    key: bytes,
+    asked: Mapping[str, int | str | None],
+    max_examples: int | None,
 ) -> str:
-    """Tell the server's guard whose key it is; what to add to the line."""
+    """Tell the server's guard whose key it is (a client's by its id, or that of the key that it
+    replaces); what to add to the line."""
     try:
         known = control.guard(
-            "register",
-            key=key.decode(),
-            name=name,
-            client_id=client_id,
-            max_examples=max_examples,
+            "register", key=key.decode(), name=name, max_examples=max_examples, **asked
         )
     except ValueError as error:
-        raise ConfigError(f"{name}: --client-id {client_id} is not free: {error}") from error
+        refused = "--replaces is not possible"
+        if "client_id" in asked:
+            refused = f"--client-id {asked['client_id']} is not free"
+        raise ConfigError(f"{name}: {refused}: {error}") from error
     if known is None:
-        if max_examples is not None:
-            raise ConfigError("--max-examples is not allowed: that server has no guard")
+        for option, value in (("max-examples", max_examples), ("replaces", asked.get("replaces"))):
+            if value is not None:
+                raise ConfigError(f"--{option} is not allowed: that server has no guard")
         return ""
     bound = "" if known["client_id"] is None else f", client {known['client_id']}"
     most = known["max_examples"]
