@@ -88,8 +88,8 @@ class Records:
                 is_own = other in (print_, known.replaces) or its.replaces == print_
                 if wanted is not None and its.client_id == wanted and not is_own:
                     raise ValueError(f"client {wanted} is {its.name or other}'s already")
-            self._save({**self._keys, print_: known})
-        return known
+            self._save(_with_true_pairs({**self._keys, print_: known}))
+            return self._keys[print_]
 
     def _said_of(self, replaced: str, print_: str) -> dict[str, Any]:
         """What a key takes over from the one that it replaces. ValueError."""
@@ -100,15 +100,10 @@ class Records:
 
     def forget(self, key: bytes) -> None:
         """The key was unregistered: its client id is free, or that of the key that replaces it."""
-        gone = fingerprint(key)
         with self._lock:
-            left = {
-                print_: replace(known, replaces="") if known.replaces == gone else known
-                for print_, known in self._keys.items()
-                if print_ != gone
-            }
+            left = {p: k for p, k in self._keys.items() if p != fingerprint(key)}
             if left != self._keys:
-                self._save(left)
+                self._save(_with_true_pairs(left))
 
     def lift(self, key: bytes) -> bool:
         """Let a barred key in again; whether it was barred."""
@@ -198,6 +193,16 @@ class Records:
             unfinished.unlink(missing_ok=True)
             raise OSError(error.errno, error.strerror, str(self._file)) from error
         self._keys = keys
+
+
+def _with_true_pairs(keys: dict[str, Registration]) -> dict[str, Registration]:
+    """A key replaces another as long as that is registered, and for the same client."""
+    found = {}
+    for print_, known in keys.items():
+        other = keys.get(known.replaces, Registration())
+        is_pair = other.client_id is not None and other.client_id == known.client_id
+        found[print_] = known if is_pair else replace(known, replaces="")
+    return found
 
 
 def fingerprint(key: bytes) -> str:

@@ -144,6 +144,14 @@ def test_a_client_has_no_third_key_and_no_other_s(replaced: Records) -> None:
     assert replaced.register(b"key of 13", "new-node0", {"client_id": 0}).replaces == first
 
 
+@pytest.mark.parametrize("moved", [b"key of 11", b"key of 13"])
+def test_keys_that_are_registered_for_two_clients_do_not_replace_each_other(
+    replaced: Records, moved: bytes
+) -> None:
+    replaced.register(moved, "moved", {"client_id": 2})
+    assert replaced.registration(b"key of 13").replaces == ""
+
+
 def test_the_key_before_is_forgotten_and_the_next_may_follow(
     replaced: Records, tmp_path: Any
 ) -> None:
