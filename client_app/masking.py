@@ -1,4 +1,4 @@
-"""A client in secure aggregation: four messages a round, of which one trains, and no update that
+"""A client in secure aggregation: five messages a round, of which one trains, and no update that
 leaves unmasked.
 
 `Masking` stands in front of whatever trains: our ClientApp, the mod in front of anybody's, the
@@ -35,6 +35,7 @@ from blackthorn.strategies.global_model import ModelLayout
 from blackthorn.strategies.layout import Entries
 from blackthorn.strategies.local_rule import rule_of
 from blackthorn.strategies.secure_records import (
+    CONSISTENCY,
     KEYS,
     MASKED,
     SHARES,
@@ -128,9 +129,15 @@ class Masking:
             state, vector = state.masked(session, sealed, terms, integers, numbers.bits)
             _keep(context, state)
             return _masked_reply(message, reply, masked_arrays(vector))
-        standing = read_standing(told)
-        after, revealed = state.unmask(session, standing.alive, standing.gone, terms)
-        _go_on_once(state, MASKED, UNMASK)
+        if exchange == CONSISTENCY:
+            standing = read_standing(told)
+            after, tags = state.consistency(
+                session, standing.alive, standing.gone, terms, system_bytes
+            )
+            _go_on_once(state, MASKED, CONSISTENCY)
+            return _reply(message, context, after, by_client_record(tags))
+        after, revealed = state.unmask(session, read_by_client(told), terms)
+        _go_on_once(state, CONSISTENCY, UNMASK)
         return _reply(message, context, after, by_client_record(revealed))
 
 
@@ -245,7 +252,7 @@ def _forget(context: Context) -> None:
     """A round that was not ended: nothing more is answered in it."""
     values = context.state.config_records.get(_KEPT)
     if values is not None and values["sealing"]:
-        for answered in (KEYS, SHARES, MASKED):
+        for answered in (KEYS, SHARES, MASKED, CONSISTENCY):
             _at(SecureClient.of_values(values), answered).unlink(missing_ok=True)
 
 

@@ -1,6 +1,6 @@
 """The client's half of a round: it gives nothing away that it should not, whatever the server says.
 
-A client answers four messages, in their order and each once; between them its secrets are
+A client answers five messages, in their order and each once; between them its secrets are
 `SecureClient.values`, which whoever carries the messages keeps for it. What is Refused is not
 answered, and the round goes on without the client or not at all.
 """
@@ -30,7 +30,13 @@ from .masks import Residues, expand, reduced
 
 SESSION_BYTES = 32
 # Stages, each the answer that was given last.
-_KEYS, _SHARES, _MASKED, _UNMASKED = "keys", "shares", "masked", "unmask"
+_KEYS, _SHARES, _MASKED, _CONSISTENT, _UNMASKED = (
+    "keys",
+    "shares",
+    "masked",
+    "consistency",
+    "unmask",
+)
 
 
 @dataclass(frozen=True)
@@ -57,6 +63,8 @@ class SecureClient:
     seed: bytes = field(default=b"", repr=False)
     own_share: bytes = field(default=b"", repr=False)
     held: Mapping[int, bytes] = field(default_factory=dict, repr=False)
+    # Who is in the sum, as it was told: of all clients, itself among them, ascending.
+    alive: tuple[int, ...] = ()
 
     @classmethod
     def begin(
@@ -152,14 +160,20 @@ class SecureClient:
                 total -= mask
         return replace(self, stage=_MASKED, held=held), reduced(total, bits)
 
-    def unmask(
-        self, session: bytes, alive: Iterable[int], gone: Iterable[int], terms: Terms
+    def consistency(
+        self,
+        session: bytes,
+        alive: Iterable[int],
+        gone: Iterable[int],
+        terms: Terms,
+        entropy: Entropy,
     ) -> tuple["SecureClient", dict[int, bytes]]:
-        """For each of the `alive`, whose vectors are in the sum and of which it is one itself, the
-        share of the own mask's seed; for each that is `gone` the share of the masking key.
+        """For each neighbour in the sum, sealed, the digest of whom the server says to be in it:
+        the `alive`, of the whole round and this client among them. `gone`: of those that it has
+        masked with, who is not.
 
         Raises Refused for a client that is said to be both, one that it does not know of, too few
-        that are alive, and whenever it has been asked before: it answers once a round.
+        that are alive, and whenever it has been asked before: it is told one list a round.
         """
         self._check(session, _MASKED)
         alive_here, gone_here = {*alive}, {*gone}
@@ -167,16 +181,59 @@ class SecureClient:
             raise Refused("a client cannot be in the sum and gone")
         if self.client not in alive_here:
             raise Refused("its own vector is not in the sum: there is nothing to open for it")
-        if (alive_here | gone_here) - {self.client} != self.held.keys():
+        known = {one.client: one for one in self.neighbours}
+        # In a sparse graph most of those in the sum are nobody that it knows.
+        around = (alive_here if terms.is_complete else alive_here & known.keys()) - {self.client}
+        if around | gone_here != self.held.keys():
             raise Refused("those alive and gone are not those with whom it has masked")
         needed = terms.fewest_alive(len(self.neighbours) + 1)
-        if len(alive_here) < needed:
+        if len(around) + 1 < needed or len(alive_here) < terms.survivors:
             raise Refused(
-                f"{len(alive_here)} of a neighbourhood are in the sum: {needed} are needed"
+                f"{len(around) + 1} of a neighbourhood are in the sum, and {len(alive_here)} of "
+                f"all: {needed} and {terms.survivors} are needed"
+            )
+        state = replace(self, stage=_CONSISTENT, alive=tuple(sorted(alive_here)))
+        digest = state._digest()
+        return state, {
+            other: seal(
+                self._tag_key(known[other]), digest, self._bound(self.client, other), entropy
+            )
+            for other in sorted(around)
+        }
+
+    def unmask(
+        self, session: bytes, tags: Mapping[int, bytes], terms: Terms
+    ) -> tuple["SecureClient", dict[int, bytes]]:
+        """For each neighbour that is in the sum, and for itself, the share of the own mask's seed;
+        for each that is gone the share of the masking key. `tags`: what neighbours in the sum have
+        sealed for it of the lists that they were told.
+
+        Raises Refused where one was told another list, a tag is not its sender's for this client in
+        this session, too few agree, and whenever it has been asked before: it answers once a round.
+        """
+        self._check(session, _CONSISTENT)
+        alive = {*self.alive}
+        if not tags.keys() <= self.held.keys() & alive:
+            raise Refused("a tag is of a client that is no neighbour in the sum")
+        known, digest = {one.client: one for one in self.neighbours}, self._digest()
+        for other, tag in tags.items():
+            if unseal(self._tag_key(known[other]), tag, self._bound(other, self.client)) != digest:
+                raise Refused(
+                    "the server told different lists of who is in the sum: client "
+                    f"{other}'s is not client {self.client}'s"
+                )
+        agreeing = len(tags) + 1
+        needed = terms.agreeing_needed(len(self.neighbours) + 1)
+        if agreeing < needed:
+            raise Refused(
+                f"{agreeing} of a neighbourhood were told one list of who is in the sum: {needed} "
+                "are needed"
             )
         size = shamir.SHARE_BYTES
-        told = {other: self.held[other][:size] for other in alive_here - {self.client}}
-        told |= {other: self.held[other][size:] for other in gone_here}
+        told = {
+            other: words[:size] if other in alive else words[size:]
+            for other, words in self.held.items()
+        }
         told[self.client] = self.own_share
         nothing = KeyPair(b"", b"")
         ended = SecureClient(self.client, self.session, nothing, nothing, _UNMASKED)
@@ -200,6 +257,7 @@ class SecureClient:
             "masking-keys": b"".join(one.masking for one in self.neighbours),
             "held-of": list(self.held),
             "held": b"".join(self.held.values()),
+            "alive": list(self.alive),
         }
 
     @classmethod
@@ -220,6 +278,7 @@ class SecureClient:
             values["seed"],
             values["own-share"],
             dict(zip(values["held-of"], pieces, strict=True)),
+            tuple(values["alive"]),
         )
 
     def _check(self, session: bytes, stage: str) -> None:
@@ -253,6 +312,14 @@ class SecureClient:
         return shared_key(
             self.sealing, other.sealing, "shares", self.session, (self.client, other.client)
         )
+
+    def _tag_key(self, other: Advertisement) -> bytes:
+        return shared_key(
+            self.sealing, other.sealing, "consistency", self.session, (self.client, other.client)
+        )
+
+    def _digest(self) -> bytes:
+        return sha256(b"".join(one.to_bytes(8, "big", signed=True) for one in self.alive)).digest()
 
     def _mask_seed(self, other: Advertisement) -> bytes:
         return shared_key(

@@ -9,7 +9,7 @@ that may vanish vanishing, by exact hypergeometric tails over all clients
 * no neighbourhood is left with too few for its shares, but with 2^-20 (the round is then refused).
 
 Up to 128 clients everybody is everybody's neighbour, so that no probability is in it and every
-client sees by itself how many have survived; and so it is where no k below n − 1 will do.
+client knows all whom a list of survivors can name; and so it is where no k below n − 1 will do.
 """
 
 import math
@@ -65,7 +65,8 @@ class Terms:
 
     @property
     def is_complete(self) -> bool:
-        """Whether every client sees by itself how many have survived."""
+        """Whether everybody is everybody's neighbour: a client then knows all whom a list of those
+        in the sum can name, and neighbours that agree on one agree on the whole of it."""
         return self.degree == self.clients - 1
 
     @property
@@ -77,6 +78,18 @@ class Terms:
         """Of a neighbourhood, the client itself counted, that has to be in the sum."""
         needed = self.shares_needed(neighbourhood)
         return max(needed, self.survivors) if self.is_complete else needed
+
+    def agreeing_needed(self, neighbourhood: int) -> int:
+        """Of a neighbourhood, the client itself counted, that has to be told one list of those in
+        the sum. Where all are neighbours t is that of all n clients, however many the server says
+        have told their keys: of two lists each then has t of the same n."""
+        return self.shares_needed(self.clients if self.is_complete else neighbourhood)
+
+    @property
+    def helpers_needed(self) -> int:
+        """2t − n: with fewer clients that help it no server has two lists of a round agreed on, t
+        on each, since who does not help is told one; where everybody is everybody's neighbour."""
+        return 2 * self.agreeing_needed(self.clients) - self.clients
 
 
 def neighbourhoods(

@@ -112,4 +112,4 @@ def unseal(key: bytes, sealed: bytes, bound_to: bytes) -> bytes:
     try:
         return AESGCM(key).decrypt(sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:], bound_to)
     except (InvalidTag, ValueError):
-        raise Refused("a sealed share does not open: it was changed, or is another's") from None
+        raise Refused("what is sealed does not open: it was changed, or is another's") from None

@@ -1,6 +1,6 @@
 """The server's half of a round: who is whose neighbour, what is passed on, and the sum.
 
-Four steps in their order, each with the answers of those that gave one; whoever gives none, or one
+Five steps in their order, each with the answers of those that gave one; whoever gives none, or one
 that is no answer, is gone. TooFew where the round cannot end: then nothing but uniform numbers has
 been learned.
 """
@@ -24,8 +24,8 @@ class TooFew(ValueError):
 
 @dataclass(frozen=True)
 class Standing:
-    """What a client is told before it unmasks: who of its neighbourhood is in the sum, it among
-    them, and who of those that it has masked with is gone."""
+    """What a client is told of those whose vectors have arrived: who of all clients is in the sum,
+    it among them, and who of those that it has masked with is gone."""
 
     alive: list[int]
     gone: list[int]
@@ -103,8 +103,39 @@ class SecureServer:
                     f"the round is refused: {len(alive)} of a neighbourhood are left, fewer than "
                     f"{needed}"
                 )
-            standing[client] = Standing(alive, gone)
+            standing[client] = Standing(self.alive, gone)
         return standing
+
+    def consistency(self, given: Mapping[int, Mapping[int, bytes]]) -> dict[int, dict[int, bytes]]:
+        """For every client that has given tags those that its neighbours have given it.
+
+        Who has given none is in the sum all the same. Raises TooFew where too few have for one of
+        their neighbourhood to unmask, or for a secret to be opened.
+        """
+        there = {
+            client: tags
+            for client, tags in sorted(given.items())
+            if client in self._masked and {*tags} == {*self._beside(client)}
+        }
+        for client in self._shares:
+            beside, neighbourhood = self._beside(client), len(self._neighbours[client]) + 1
+            around = [one for one in (client, *beside) if one in there]
+            needed = (
+                self.terms.agreeing_needed(neighbourhood)
+                if client in there
+                else self.terms.shares_needed(neighbourhood)
+            )
+            if beside and len(around) < needed:
+                raise TooFew(
+                    f"the round is refused: {len(around)} of a neighbourhood have said what they "
+                    f"were told, fewer than {needed}"
+                )
+        return {
+            client: {
+                other: there[other][client] for other in self._beside(client) if other in there
+            }
+            for client in there
+        }
 
     def unmasked(self, revealed: Mapping[int, Mapping[int, bytes]]) -> Residues:
         """The sum of all vectors of clients that sent one, modulo 2^k.
@@ -117,7 +148,7 @@ class SecureServer:
             total += vector
             total -= expand(self._own_seed(client, revealed), self._length, self._bits)
         for client in self._shares.keys() - self._masked.keys():
-            beside = [other for other in self._partners(client) if other in self._masked]
+            beside = self._beside(client)
             if not beside:
                 continue
             pair = self._masking_pair(client, revealed)
@@ -140,6 +171,10 @@ class SecureServer:
     def _partners(self, client: int) -> list[int]:
         """With whom a client masks: neighbours that gave shares."""
         return [other for other in self._neighbours[client] if other in self._shares]
+
+    def _beside(self, client: int) -> list[int]:
+        """Of these, those in the sum."""
+        return [other for other in self._partners(client) if other in self._masked]
 
     def _require(self, there: Iterable[int], did: str) -> None:
         count = len([*there])

@@ -126,11 +126,11 @@ class SecureAveraging(DPFedAvg):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Raises RuntimeError: a round has four exchanges, which Flower's own loop does not
+        """Raises RuntimeError: a round has five exchanges, which Flower's own loop does not
         know."""
         del server_round, arrays, config, grid
         raise RuntimeError(
-            "a round of secure aggregation is four exchanges of messages: call start"
+            "a round of secure aggregation is five exchanges of messages: call start"
         )
 
     def gather(
@@ -142,8 +142,8 @@ class SecureAveraging(DPFedAvg):
         timeout: float,
         enough: int | None,
     ) -> Screened:
-        """The round's four exchanges, and the sum [1, d], float64, in place of the updates; charged
-        in between, when all are masked and none is opened."""
+        """The round's five exchanges, and the sum [1, d], float64, in place of the updates; charged
+        in between, when all are masked, and told alike, and none is opened."""
         del screening, enough
         began = time.monotonic()
         plan, numbers = self.privacy, self._numbers(context)

@@ -1,4 +1,4 @@
-"""A round of secure aggregation over Flower: four exchanges of messages before one deadline."""
+"""A round of secure aggregation over Flower: five exchanges of messages before one deadline."""
 
 import secrets
 import time
@@ -13,13 +13,14 @@ from blackthorn.secure_aggregation.client import Shares
 from blackthorn.secure_aggregation.key_agreement import Advertisement, Refused
 from blackthorn.secure_aggregation.masks import Residues
 from blackthorn.secure_aggregation.quantisation import Quantisation
-from blackthorn.secure_aggregation.server import SecureServer, Standing
+from blackthorn.secure_aggregation.server import SecureServer
 from blackthorn.wire import CONFIG, NONCE, RULE, SECURE
 
 from .attestation import Attestation
 from .messages import Asked
 from .screening import RejectedReply, Rejection, content_of, one_line, replied, scalar_metrics
 from .secure_records import (
+    CONSISTENCY,
     KEYS,
     MASKED,
     SHARES,
@@ -35,7 +36,7 @@ from .secure_records import (
 )
 
 # By when of the round's time an exchange is over; training has the most of it.
-_OVER = {KEYS: 0.15, SHARES: 0.3, MASKED: 0.85, UNMASK: 1.0}
+_OVER = {KEYS: 0.15, SHARES: 0.25, MASKED: 0.8, CONSISTENCY: 0.9, UNMASK: 1.0}
 
 T = TypeVar("T")
 
@@ -59,29 +60,32 @@ class SecureExchange:
         self._transport, self._asked, self._timeout = transport, asked, timeout
         self._server, self._quantisation, self._attested = server, quantisation, attested
         self._of = dict(zip(asked.clients, asked.messages, strict=True))
-        self._standing: Mapping[int, Standing] = {}
+        self._tags: Mapping[int, Mapping[int, bytes]] = {}
+        self._gone: dict[int, Rejection] = {}
         self.rejected: dict[int, Rejection] = {}
         self.metrics: dict[int, dict[str, float]] = {}
 
     def collect(self, generator: np.random.Generator) -> None:
-        """The first three exchanges. Raises TooFew where too few are left."""
+        """All exchanges but the last. Raises TooFew where too few are left."""
         server = self._server
         told = self._exchange(KEYS, dict.fromkeys(self._of, ConfigRecord()), self._keys)
         keys = server.keys(told, generator)
         given = self._exchange(SHARES, {c: neighbours_record(n) for c, n in keys.items()}, _shares)
         routed = server.shares(given)
         sealed = {client: by_client_record(words) for client, words in routed.items()}
-        self._standing = server.masked(self._exchange(MASKED, sealed, self._masked))
+        standing = server.masked(self._exchange(MASKED, sealed, self._masked))
+        # Who answers no more from here on is in the sum all the same.
+        self._gone = dict(self.rejected)
+        lists = {client: standing_record(one) for client, one in standing.items()}
+        self._tags = server.consistency(self._exchange(CONSISTENCY, lists, _by_client))
 
     def total(self) -> Residues:
         """The last exchange, and the sum [d'] modulo 2^k. Raises TooFew where it cannot be
         opened."""
-        standing = {client: standing_record(one) for client, one in self._standing.items()}
-        gone = dict(self.rejected)
-        revealed = self._exchange(UNMASK, standing, _revealed)
-        # Who answers no more is in the sum all the same.
-        self.rejected = gone
-        return self._server.unmasked(revealed)
+        tags = {client: by_client_record(words) for client, words in self._tags.items()}
+        total = self._server.unmasked(self._exchange(UNMASK, tags, _by_client))
+        self.rejected = self._gone
+        return total
 
     def _exchange(
         self,
@@ -139,7 +143,7 @@ def _shares(client: int, content: RecordDict) -> Shares:
     return read_shares(_answer(content))
 
 
-def _revealed(client: int, content: RecordDict) -> dict[int, bytes]:
+def _by_client(client: int, content: RecordDict) -> dict[int, bytes]:
     del client
     return read_by_client(_answer(content))
 

@@ -19,13 +19,16 @@ from .release import Release
 
 _SENTENCE = (
     "client-level differential privacy of the sums that the server learns, and so of the released "
-    "models, against everybody, the server too, which has to pass on the clients' own keys, to "
-    "tell all of them the same of who vanished, and to charge every round that it asks for, with "
+    "models, against everybody, the server too, as long as {helpers} of a round's clients help it "
+    "in this run; it has to pass on the clients' own keys, {duty}to ask no more than {clients} "
+    "clients in a round and to charge every round that it asks for, with "
     "clients that bound and noise their updates as they attest; the run's own clients know their "
     "shares of the noise (k that pool theirs: the multiplier {left}); neighbours differ by one "
     "client whose contributions become zero; no "
     "amplification by sampling"
 )
+# Where a client knows its neighbours alone.
+_SPARSE = "to draw by chance who is whose neighbour, to tell all of them the same of who vanished, "
 _OVER_PLAIN_LINKS = (
     "; as the link has no TLS, whoever changes what is on the way is taken to pass on the clients' "
     "own keys, too"
@@ -113,7 +116,20 @@ class SecurePlan(PrivacyPlan):
         plain = any(release.link == "plain" for release, _ in charges)
         return (
             (NO_FIGURE if is_unbounded(counted, self.delta) else "")
-            + _SENTENCE.format(left=left)
+            + _SENTENCE.format(
+                left=left,
+                helpers=self._helpers,
+                duty="" if self.terms.is_complete else _SPARSE,
+                clients=self.terms.clients,
+            )
             + (_OVER_PLAIN_LINKS if plain else "")
             + (GIVEN_WEIGHTS if given_weights else "")
         )
+
+    @property
+    def _helpers(self) -> str:
+        """How many clients may help a server that lies, in words."""
+        if not self.terms.is_complete:
+            return "no more than a fifth"
+        needed = self.terms.helpers_needed
+        return f"fewer than {needed}" if needed > 1 else "none"

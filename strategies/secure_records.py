@@ -16,7 +16,13 @@ from blackthorn.wire import ARRAYS, SECURE
 from .array_codec import encode, read_header
 
 # The exchanges of a round, in their order.
-KEYS, SHARES, MASKED, UNMASK = EXCHANGES = ("keys", "shares", "masked", "unmask")
+KEYS, SHARES, MASKED, CONSISTENCY, UNMASK = EXCHANGES = (
+    "keys",
+    "shares",
+    "masked",
+    "consistency",
+    "unmask",
+)
 _EXCHANGE, _SESSION = "exchange", "session"
 _MASKED_ARRAY = "masked"
 
@@ -104,7 +110,7 @@ def _by_client(values: Mapping[int, bytes]) -> ConfigRecord:
     return ConfigRecord({"clients": [*values], "values": [*values.values()]})
 
 
-# Sealed shares on their way to a client, and shares that one reveals.
+# Sealed shares and tags on their way to a client, tags that one gives, and shares that it reveals.
 by_client_record = _by_client
 
 

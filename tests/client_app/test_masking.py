@@ -73,7 +73,7 @@ def test_the_mod_masks_for_any_app_and_the_sum_is_that_of_its_clipped_updates() 
     assert exchanges == [
         name
         for _ in range(ROUNDS)
-        for name in ("keys", "shares", "masked", "unmask")
+        for name in ("keys", "shares", "masked", "consistency", "unmask")
         for _ in range(CLIENTS)
     ]
 
@@ -125,7 +125,7 @@ def test_a_node_that_was_restarted_in_between_is_gone_and_the_others_are_summed(
         assert "has told no keys" in lost.reason
 
 
-@pytest.mark.parametrize("twice", ["shares", "masked", "unmask"])
+@pytest.mark.parametrize("twice", ["shares", "masked", "consistency", "unmask"])
 def test_of_processes_that_are_asked_at_once_with_one_context_one_alone_answers(twice: str) -> None:
     """Flower starts one a message, each with a copy of the context as it is then, and keeps the
     copy of whoever ends last."""

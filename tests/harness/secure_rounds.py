@@ -2,7 +2,7 @@
 sent."""
 
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -18,7 +18,7 @@ BITS = 16
 @dataclass
 class Round:
     """A round up to the answers to what was masked. `silent`: by exchange (keys, shares, masked,
-    unmask), who does not answer it and, being gone, nothing after it."""
+    consistency, unmask), who does not answer it and, being gone, nothing after it."""
 
     terms: Terms
     length: int = 4
@@ -29,6 +29,7 @@ class Round:
     clients: dict[int, SecureClient] = field(default_factory=dict)
     sent: dict[int, Residues] = field(default_factory=dict)
     standing: dict[int, Standing] = field(default_factory=dict)
+    tags: dict[int, dict[int, bytes]] = field(default_factory=dict)
     server: SecureServer = field(init=False)
 
     def up_to_masked(self, numbers: Mapping[int, np.ndarray]) -> None:
@@ -54,14 +55,32 @@ class Round:
             )
         self.standing = self.server.masked(self.sent)
 
+    def up_to_told(self) -> None:
+        """The fourth exchange, in which all are told the same list, as the server's is."""
+        given = {}
+        for client in self._there(self.standing, "consistency"):
+            told = self.standing[client]
+            given[client] = self.told(client, told.alive, told.gone)
+        self.tags = self.server.consistency(given)
+
+    def told(self, client: int, alive: Iterable[int], gone: Iterable[int]) -> dict[int, bytes]:
+        """The tags of a client that is told so."""
+        kept = SecureClient.of_values(self.clients[client].values())
+        self.clients[client], tags = kept.consistency(
+            self.session, alive, gone, self.terms, os.urandom
+        )
+        return tags
+
+    def unmask(self, client: int, tags: Mapping[int, bytes]) -> dict[int, bytes]:
+        """The shares of a client that is told these tags."""
+        kept = SecureClient.of_values(self.clients[client].values())
+        self.clients[client], shares = kept.unmask(self.session, tags, self.terms)
+        return shares
+
     def total(self) -> Residues:
-        """The fourth exchange, and the sum."""
-        revealed = {}
-        for client in self._there(self.standing, "unmask"):
-            there = self.standing[client]
-            self.clients[client], revealed[client] = self.clients[client].unmask(
-                self.session, there.alive, there.gone, self.terms
-            )
+        """The last two exchanges, and the sum."""
+        self.up_to_told()
+        revealed = {c: self.unmask(c, self.tags[c]) for c in self._there(self.tags, "unmask")}
         return self.server.unmasked(revealed)
 
     def _there(self, clients: Collection[int], exchange: str) -> list[int]:

@@ -22,7 +22,7 @@ def run_in_the_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run
         yield run
 
 
-def test_a_round_over_grpc_is_four_exchanges_and_is_charged(
+def test_a_round_over_grpc_is_five_exchanges_and_is_charged(
     repository: Path, tmp_path: Path, run_in_the_cluster: Run
 ) -> None:
     config = recipe_config(

@@ -5,15 +5,26 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import test_consistency
 import test_noise_and_rounding
 import test_protocol
 from mutants import Killer, killed_by, mutated
 
-from blackthorn.secure_aggregation import client, quantisation
+from blackthorn.secure_aggregation import client, graph, quantisation
 
 _masks = killed_by(test_protocol.test_either_mask_alone_hides_an_update_and_none_is_used_twice)
 _both = killed_by(test_protocol.test_nobody_opens_both_secrets_of_one_client)
 _all_but_one = killed_by(test_protocol.test_a_server_that_says_all_but_one_vanished_is_refused)
+_compares = killed_by(
+    test_consistency.test_lists_that_would_open_the_sum_of_fewer_open_nothing, 20, 16, 15
+)
+_of_all = killed_by(
+    test_consistency.test_of_fewer_that_told_their_keys_as_many_have_to_agree_as_of_all
+)
+_own_tags = killed_by(
+    test_consistency.test_a_tag_that_is_not_its_senders_for_this_client_and_round_is_refused,
+    test_consistency.the_shares_in_its_place,
+)
 _wraps = killed_by(
     test_noise_and_rounding.test_nothing_wraps_where_all_clients_send_the_same_longest_update, 1
 )
@@ -34,7 +45,16 @@ _length = killed_by(
         # What a server may ask.
         (client, ("if alive_here & gone_here:", "if False:"), _both),
         (client, ("nothing, nothing, _UNMASKED)", "nothing, nothing, _MASKED)"), _both),
-        (client, ("if len(alive_here) < needed:", "if False:"), _all_but_one),
+        (
+            client,
+            ("if len(around) + 1 < needed or len(alive_here) < terms.survivors:", "if False:"),
+            _all_but_one,
+        ),
+        # Clients that do not compare, ask too few, or take for a tag what is none.
+        (client, ("self.client)) != digest:", "self.client)) is None:"), _compares),
+        (client, ("if agreeing < needed:", "if False:"), _compares),
+        (graph, ("self.clients if self.is_complete else neighbourhood", "neighbourhood"), _of_all),
+        (client, ('"consistency", self.session', '"shares", self.session'), _own_tags),
         # A modulus that is too small, noise that counts on those who vanish, an update too long.
         (quantisation, ("scale * self.clients * self.bound", "scale * self.bound"), _wraps),
         (quantisation, ("** 2 / self.survivors", "** 2 / self.clients"), _noise),

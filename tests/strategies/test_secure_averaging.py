@@ -15,11 +15,13 @@ from flwr.app import ArrayRecord, ConfigRecord, Message
 from blackthorn.client_app.masking import Masking
 from blackthorn.recording.privacy import privacy_plan
 from blackthorn.secure_aggregation import client as protocol
+from blackthorn.secure_aggregation.server import SecureServer, Standing
 from blackthorn.server_app.build import build_strategy
 from blackthorn.server_app.run import execute, prepare
 from blackthorn.settings.config import ConfigError, RunConfig, make_config
 from blackthorn.simulation.engine import EngineGrid
 from blackthorn.strategies.accounting import Accountant, Release, spent
+from blackthorn.strategies.bounding import ClipNorm
 from blackthorn.strategies.reports import RoundReport
 from blackthorn.strategies.secure_averaging import SecureAveraging
 from blackthorn.strategies.secure_plan import SecurePlan
@@ -91,7 +93,7 @@ def updates_of(config: RunConfig) -> list[np.ndarray]:
     return list(rows * np.minimum(1, config.clip_norm / norms))
 
 
-@pytest.mark.parametrize("exchange", ["keys", "shares", "masked", "unmask"])
+@pytest.mark.parametrize("exchange", ["keys", "shares", "masked", "consistency", "unmask"])
 def test_the_step_is_the_noised_mean_of_those_who_did_not_vanish(exchange: str) -> None:
     config = config_of(**{"num-server-rounds": 1, "noise-multiplier": 0.01, "secure-bits": 24})
     # So little noise has no finite figure: what is looked at is the arithmetic.
@@ -101,7 +103,7 @@ def test_the_step_is_the_noised_mean_of_those_who_did_not_vanish(exchange: str) 
     )
     grid = LossyGrid(config, {exchange: [3]})
     _, (report,) = run(config, grid)
-    there = [i for i in range(8) if exchange == "unmask" or i != 3]
+    there = [i for i in range(8) if exchange in ("consistency", "unmask") or i != 3]
     assert report.accepted == there
     assert report.aggregate is not None
     rows = updates_of(config)
@@ -144,11 +146,56 @@ def test_a_round_that_cannot_be_opened_is_charged_all_the_same() -> None:
     assert strategy.ledger.rounds == 2
 
 
+def test_too_few_that_say_what_they_were_told_end_a_round_that_costs_nothing() -> None:
+    config = config_of()
+    strategy, reports = run(config, LossyGrid(config, {"consistency": [0, 1, 2]}))
+    for report in reports:
+        assert report.accepted == []
+        assert report.skipped is not None
+        assert "5 of a neighbourhood have said what they were told, fewer than 6" in report.skipped
+    assert strategy.ledger.rounds == 0
+
+
+def test_a_server_that_tells_different_lists_has_no_sum_and_a_line_of_every_client_that_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = config_of(**{"num-server-rounds": 1})
+    honest = SecureServer.masked
+
+    def lying(self: SecureServer, sent: Any) -> dict[int, Standing]:
+        """To the even ones client 7 is in the sum, to the odd ones it has vanished."""
+        told = honest(self, sent)
+        others = [*range(7)]
+        return {
+            client: Standing(others, [7]) if client % 2 and client != 7 else one
+            for client, one in told.items()
+        }
+
+    def passed_on(self: SecureServer, given: Any) -> dict[int, dict[int, bytes]]:
+        del self
+        return {
+            client: {o: tags[client] for o, tags in given.items() if client in tags and o in own}
+            for client, own in given.items()
+        }
+
+    monkeypatch.setattr(SecureServer, "masked", lying)
+    monkeypatch.setattr(SecureServer, "consistency", passed_on)
+    strategy, (report,) = run(config, LossyGrid(config, {}))
+    assert report.accepted == []
+    assert strategy.ledger.rounds == 1
+    said = {lost.client: lost.reason for lost in report.rejected}
+    for client in range(7):
+        assert "the server told different lists of who is in the sum" in said[client]
+    # The last has the tags of those alone that were told the same as it.
+    assert "5 of a neighbourhood were told one list" in said[7]
+
+
 def test_nothing_but_masked_updates_reaches_the_server() -> None:
     config = config_of()
     grid = LossyGrid(config, {})
     run(config, grid)
-    assert {exchange for exchange, _, _ in grid.seen} == {"keys", "shares", "masked", "unmask"}
+    exchanges = [exchange for exchange, _, _ in grid.seen]
+    assert [*dict.fromkeys(exchanges)] == ["keys", "shares", "masked", "consistency", "unmask"]
     for exchange, _, reply in grid.seen:
         if exchange != "masked":
             assert not reply.content.array_records
@@ -296,6 +343,36 @@ def test_flowers_own_loop_is_refused() -> None:
     arrays = ArrayRecord(problem.state())
     with pytest.raises(RuntimeError, match="call start"):
         strategy.configure_train(1, arrays, ConfigRecord(), EngineGrid(config, problem))
+
+
+@pytest.mark.parametrize(
+    ("clients", "survivors", "threshold", "said"),
+    [
+        (20, 16, 2 / 3, "fewer than 8 of a round's clients help it"),
+        (100, 80, 2 / 3, "fewer than 34 of a round's clients help it"),
+        (20, 16, 0.5, "fewer than 2 of a round's clients help it"),
+        (21, 17, 0.5, "none of a round's clients help it"),
+        (129, 103, 2 / 3, "no more than a fifth of a round's clients help it"),
+    ],
+)
+def test_the_claim_says_how_many_clients_may_help_a_server_that_lies(
+    clients: int, survivors: int, threshold: float, said: str
+) -> None:
+    plan = SecurePlan(
+        ClipNorm(1.0),
+        2.0,
+        num_clients=clients,
+        rounds=2,
+        delta=1e-4,
+        survivors=survivors,
+        threshold=threshold,
+    )
+    sentence = plan.sentence()
+    assert f"the server too, as long as {said} in this run" in sentence
+    assert f"to ask no more than {clients} clients in a round and to charge" in sentence
+    # Beyond 128 clients it is its word who knows whom, and what they are told.
+    assert ("to draw by chance who is whose neighbour" in sentence) == (clients > 128)
+    assert ("tell all of them the same" in sentence) == (clients > 128)
 
 
 def test_a_plan_is_for_all_or_a_cohort_and_zeroed_contributions() -> None:
