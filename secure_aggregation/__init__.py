@@ -8,11 +8,12 @@ carry the clients' discrete noise (Kairouz et al., arXiv 2102.06387). A round ha
               the seed of its own mask and a share of its masking key
     masked    it sends clip -> rotate -> scale -> round -> + noise -> + masks, modulo 2^k: its own
               mask, and one with each neighbour, which the two of them add and subtract
-    consistency  it is told whose vectors have arrived, once, and seals the digest of that list for
+    consistency
+              it is told whose vectors have arrived, once, and seals the digest of that list for
               each neighbour on it
-    unmask    it is told what its neighbours have sealed for it. Where enough were told the same list
-              it gives of those on it its share of the own mask's seed, of the others its share of
-              the masking key; never both of one client
+    unmask    it is told what its neighbours have sealed for it. Where enough were told the same
+              list, it gives of those on it its share of the own mask's seed, of the others its
+              share of the masking key; never both of one client
 
 so that the pairs' masks of those who vanished can be taken away, and the sum of the others is
 exact. Without enough shares nothing at all is known, and the round is refused.
@@ -30,10 +31,11 @@ that very list, by what they have sealed for it; and, where it has a list of its
 public keys, that every neighbour's keys are signed by the one registered.
 
 Where everybody is everybody's neighbour a server that tells different lists has one of them at most
-agreed on as long as fewer than 2t - n clients help it, by telling both: of the n - m others t - m
-have to be told each. So one sum alone opens, of all that are on that list: each of them that
-unmasks has masked with all of them, and gives no share that opens one of those masks; and t - m
-that did are more than n - n', so that those who refused cannot have been told to mask among
-themselves. Beyond, who is whose neighbour is the server's word, and no such number is claimed. What
-no client can check: that the others' vectors are bounded, and that they hold their noise.
+agreed on as long as m < 2t - n clients help it, by sealing both: of the n - m others t - m have to
+be told each. Then one sum alone opens, of all that are on that list, n' at least: nobody else gives
+a share that opens a mask between two of them, and whoever seals the list has masked with all that
+are on it. Those are t - m at least, which is more than n - n': so the others cannot have been told
+to mask among n' without them, and have no sum of their own. Beyond, who is whose neighbour is the
+server's word, and no such number is claimed. What no client can check: that the others' vectors are
+bounded, and that they hold their noise.
 """
