@@ -299,6 +299,17 @@ def test_helpers_that_cannot_have_two_lists_agreed_on_open_no_secret_of_a_smalle
             assert helping < survivors + terms.agreeing_needed(clients) - clients
 
 
+def test_the_figures_of_the_page_on_who_is_trusted_with_what() -> None:
+    for clients, threshold, helpers in (
+        *((5, 2 / 3, 3), (20, 2 / 3, 8), (100, 2 / 3, 34), (128, 2 / 3, 44)),
+        *((20, 0.5, 2), (21, 0.5, 1)),
+    ):
+        assert Terms(clients, clients, threshold).helpers_needed == helpers
+    for clients, survivors, fewest in ((129, 103, 53), (1000, 800, 243)):
+        terms = Terms(clients, survivors)
+        assert terms.fewest_alive(terms.degree + 1) == fewest
+
+
 # Beyond 128 clients, where a client knows its neighbours alone.
 
 
