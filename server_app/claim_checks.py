@@ -65,8 +65,8 @@ def check_evaluation(config: RunConfig, task: Task) -> str | None:
 
 
 def shared_examples(config: RunConfig, problem: Problem) -> str | None:
-    """What to tell of a claim whose partition deals an example to several clients, else None: what
-    one of them sends of it is what the figure counts."""
+    """What to tell of a claim where a client has an example more than once, or several have it,
+    else None: the figure counts it once, and what one client sends of it."""
     if problem.task.on_nodes or not claims_anything(config):
         return None
     # A task of one's own may give every client a data set of its own.
@@ -74,13 +74,16 @@ def shared_examples(config: RunConfig, problem: Problem) -> str | None:
     for shard in problem.shards():
         if isinstance(shard, ExampleShard):
             dealt.setdefault(id(shard.data_set), []).append(shard.all_rows)
-    rows = [np.concatenate(of_one) for of_one in dealt.values()]
-    if all(len(np.unique(of_one)) == len(of_one) for of_one in rows):
-        return None
-    return (
-        f"partition = {config.partition}: some examples are at several clients, and the figure "
-        "counts what one of these sends of them"
-    )
+    told = []
+    if any(len(np.unique(rows)) < len(rows) for of_one in dealt.values() for rows in of_one):
+        told.append("a client has some examples more than once, and the figure counts one of them")
+    apart = [np.concatenate([np.unique(rows) for rows in of_one]) for of_one in dealt.values()]
+    if any(len(np.unique(of_all)) < len(of_all) for of_all in apart):
+        told.append(
+            "some examples are at several clients, and the figure counts what one of these sends "
+            "of them"
+        )
+    return f"partition = {config.partition}: {'; '.join(told)}" if told else None
 
 
 def check_figures(config: RunConfig, plan: PrivacyPlan | None) -> None:

@@ -8,22 +8,25 @@ client, as in a run.
 from collections.abc import Callable, Sequence
 
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app import Message
 from scipy import stats
 
 from blackthorn.client_app.configured_rule import configured_rule
-from blackthorn.client_app.messages import RoundRequest, start_vector
+from blackthorn.client_app.messages import RoundRequest
 from blackthorn.client_app.private_update import NOISE_MULTIPLIER, NOISE_SHARES
 from blackthorn.settings.config import RunConfig
 from blackthorn.simulation.auditing import Finding, lower_bound
 from blackthorn.simulation.engine import EngineGrid
 from blackthorn.strategies import PrivacyPlan, Release, spent
 from blackthorn.strategies.attestation import UNNAMED, SentRule
+from blackthorn.strategies.global_model import GlobalModel
+from blackthorn.strategies.messages import content_of_round
+from blackthorn.strategies.screening import content_of
 from blackthorn.tasks.datasets import Examples
 from blackthorn.tasks.labelled import LabelledTask
 from blackthorn.tasks.problem import Problem
 from blackthorn.tasks.shards import ExampleShard, Shard
-from blackthorn.wire import ARRAYS, CONFIG, LOCAL_LR, RULE, SERVER_ROUND
+from blackthorn.wire import ARRAYS, LOCAL_LR
 
 _MOST_SHARDS = 8
 _LARGEST_INPUT = 1e6
@@ -95,24 +98,21 @@ def _silent(config: RunConfig, problem: Problem, shard: Shard) -> EngineGrid:
 
 
 def update_sent(client: EngineGrid, plan: PrivacyPlan) -> torch.Tensor:
-    """The update [d] in the message of the grid's first client from w_0, float64, in units of C."""
-    config, model = client.config, client.problem.model
-    arrays = ArrayRecord(client.problem.state())
+    """The update [d] in the message of the grid's first client from w_0, float64, in units of C.
+
+    Raises RejectedReply where the client answers with an error.
+    """
+    config = client.config
+    model = GlobalModel.of(client.problem.model.module, statistics=config.statistics)
     told = {NOISE_MULTIPLIER: plan.noise_multiplier, NOISE_SHARES: plan.noise_shares}
-    request = RoundRequest(1, config.local_lr, arrays, SentRule(UNNAMED, told))
-    content = RecordDict(
-        {
-            ARRAYS: arrays,
-            CONFIG: ConfigRecord({SERVER_ROUND: 1, LOCAL_LR: config.local_lr}),
-            RULE: configured_rule(config, request).sent.record(),
-        }
-    )
+    request = RoundRequest(1, config.local_lr, model.sent(), SentRule(UNNAMED, told))
+    rule = configured_rule(config, request).sent
+    content = content_of_round(1, model.sent(), {LOCAL_LR: config.local_lr}, rule, model.layout)
     node = next(iter(client.get_node_ids()))
     (reply,) = client.send_and_receive([Message(content, node, "train")])
-    start = start_vector(arrays, model).double()
-    sent = start_vector(reply.content.array_records[ARRAYS], model).double()
+    arrays = content_of(reply).array_records[ARRAYS]
     bound = plan.clip_norm.in_gradient_units(config.local_lr)
-    return (start - sent) / config.local_lr / bound
+    return (model.current.double() - model.vector(arrays).double()) / config.local_lr / bound
 
 
 def most_different(config: RunConfig, problem: Problem, plan: PrivacyPlan) -> Sequence[Shard]:

@@ -56,6 +56,11 @@ _GIVES: dict[str, type] = {
     "rounds_allowed": int,
     "own_values": dict,
 }
+# By what clients are asked in a run, and how often is counted.
+_ASKING = {
+    *(name for name in vars(FederatedStrategy) if not name.startswith(("__", "_abc"))),
+    *("gather", "rounds_begun", "knows_rounds_begun", "_round", "_asked_round"),
+} - {"build", "summary"}
 _SETTABLE = ("clip_norm", "mean_only", "own_steps", "samples_posterior", "participation", "leaves")
 
 
@@ -149,6 +154,8 @@ def _check_own(config: RunConfig, found: type[FederatedStrategy]) -> None:
             "noise-multiplier = 0 and epsilon = 0"
         )
     check_algorithm(config, facts)
+    if config.local_dp_sgd:
+        _check_asking(found)
     if private and claims_privacy(config):
         check_untouched("it", overridden(found), OR_NO_CLAIM)
         if facts.samples_posterior:
@@ -156,6 +163,19 @@ def _check_own(config: RunConfig, found: type[FederatedStrategy]) -> None:
                 "its facts say samples_posterior, and no privacy is claimed for samples, which say "
                 f"how many clients were asked and answered: leave it out, {OR_NO_CLAIM}"
             )
+
+
+def _check_asking(found: type[FederatedStrategy]) -> None:
+    """What an example has spent is known of one exchange a round, on record before anybody is
+    asked: who asks otherwise has clients train more often. Raises ValueError, one line."""
+    base = next(one for one in found.__mro__ if not _is_own(one))
+    touched = in_own_classes(found, base) & _ASKING
+    if touched:
+        raise ValueError(
+            f"it overrides {', '.join(sorted(touched))} of FederatedStrategy, by which clients are "
+            "asked, so that what an example spends is not known: leave that alone, or set "
+            "local-dp-sgd = false"
+        )
 
 
 def _check_named(config: RunConfig, found: type[FederatedStrategy]) -> None:

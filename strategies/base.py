@@ -390,7 +390,7 @@ class FederatedStrategy(RoundHooks, Strategy):
 
     def _publish(self, report: RoundReport) -> None:
         for observer in self._observers:
-            observer(report)
+            observer(report.copied())
 
     def _require_model(self) -> GlobalModel:
         if self._model is None:

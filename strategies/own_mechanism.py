@@ -7,19 +7,26 @@ changes the library's own classes, or what lies inside of the objects that it ho
 """
 
 from collections.abc import Iterable
+from copy import deepcopy
 from types import GetSetDescriptorType, NoneType
 from typing import Any
+from weakref import WeakValueDictionary
 
 from blackthorn.settings.catalogue import ALGORITHMS, load
 
 from .adaptive_threshold import AdaptiveThreshold
 from .bounding import ClipNorm
+from .global_model import ServerStep
+from .judging import Judge
+from .learning_rate import LocalRate
+from .output_iterate import OutputIterate
 from .participation import (
     FixedParticipation,
     FullParticipation,
     PoissonParticipation,
     RotatingParticipation,
 )
+from .screening import one_line
 
 _PARTICIPATIONS = (
     PoissonParticipation,
@@ -53,6 +60,8 @@ OF_NO_CLAIM = {
         "_seed",
         "_evaluate_every",
         "_series",
+        # Looked at for itself.
+        "after_release",
     ),
     # What it held when the published constructor was through.
     "_built",
@@ -63,6 +72,8 @@ _OF_A_RUN = {
     *("knows_rounds_begun", "output_round", "is_judged", "between_rounds", "_configured"),
     *("_configured_evaluation", "_sent_in", "_population", "_refusal"),
 }
+# What `seeing_releases_alone` has made, by its id.
+_MADE: WeakValueDictionary[int, Any] = WeakValueDictionary()
 OR_NO_CLAIM = "or claim = False in its privacy plan (no figure is then told)"
 
 
@@ -78,23 +89,32 @@ def check_published(strategy: Any) -> None:
             f"no privacy is claimed for it: call it, {OR_NO_CLAIM}"
         )
     base, held = published(found), vars(strategy)
-    _check_plan(strategy.privacy, base)
+    _check_parts(strategy, base)
     # In a class they would stand before the object's, as a property does.
     usual = built if found is base else vars(base(strategy.privacy))
     hidden = in_own_classes(found, base) & usual.keys()
     shadowed = (held.keys() - built.keys()) & names_of(base)
     fixed = built.keys() - OF_NO_CLAIM - _OF_A_RUN
     changed = {name for name in fixed if held.get(name) is not built[name]}
+    after = held["after_release"]
+    if after is not strategy and _MADE.get(id(after)) is not after:
+        changed.add("after_release")
     check_untouched(found.__name__, overridden(found) | hidden | shadowed | changed, OR_NO_CLAIM)
 
 
-def _check_plan(plan: Any, base: Any) -> None:
-    """Nor has the plan, or what it is made of, methods of somebody's own."""
+def _check_parts(strategy: Any, base: Any) -> None:
+    """Nor have the plan, what it is made of, or what acts on rates and releases methods of
+    somebody's own, which could hang on more than is released."""
+    plan = strategy.privacy
     for name, one, kinds in (
         ("privacy", plan, (base.plan_kind,)),
         ("clip_norm", plan.clip_norm, (ClipNorm,)),
         ("participation", plan.participation, _PARTICIPATIONS),
         ("adaptive", plan.adaptive, (NoneType, AdaptiveThreshold)),
+        ("local_rate", strategy._rate, (LocalRate,)),
+        ("server_step", strategy._step, (ServerStep,)),
+        ("output", strategy._output, (OutputIterate,)),
+        ("output.judge", strategy._output.judge, (Judge,)),
     ):
         if type(one) not in kinds:
             allowed = " or ".join(kind.__name__ for kind in kinds if kind is not NoneType)
@@ -102,6 +122,33 @@ def _check_plan(plan: Any, base: Any) -> None:
                 f"{name} is of class {type(one).__name__}, so that no privacy is claimed: use "
                 f"{allowed} as published, {OR_NO_CLAIM}"
             )
+
+
+def seeing_releases_alone(strategy: Any) -> Any:
+    """Whose `on_aggregate` is called in the place of `strategy`'s, a PrivateAveraging.
+
+    Under a claim, of an own class, an object of that class that holds the plan and a copy of what
+    its constructor left of its own, as of before the first round, and nothing of the run. So what
+    it does after the noise hangs on what is released alone, and its attributes live on from one
+    release to the next.
+
+    Raises ValueError, one line, where what the constructor left cannot be copied.
+    """
+    found, before = type(strategy), strategy.after_release
+    if before is not strategy or not strategy.privacy.claim or found is published(found):
+        return before
+    alone = object.__new__(found)
+    own = vars(strategy).keys() - vars(published(found)(strategy.privacy)).keys()
+    try:
+        held = deepcopy({name: vars(strategy)[name] for name in own}, {id(strategy): alone})
+    except Exception as error:
+        raise ValueError(
+            f"{found.__name__} holds what cannot be copied ({one_line(str(error))}), so that no "
+            f"privacy is claimed for what it does after the noise: leave it out, {OR_NO_CLAIM}"
+        ) from error
+    vars(alone).update(held, privacy=strategy.privacy)
+    _MADE[id(alone)] = alone
+    return alone
 
 
 def check_untouched(who: str, touched: Iterable[str], instead: str) -> None:

@@ -45,7 +45,7 @@ from .noise import (
     signal_to_noise,
 )
 from .options import Denominator, StrategyOptions
-from .own_mechanism import check_published
+from .own_mechanism import check_published, seeing_releases_alone
 from .participation import CohortPlan
 from .privacy_plan import ONLY_LOCAL, PrivacyPlan
 from .rounds import RoundContext, RunOver
@@ -62,8 +62,7 @@ class PrivateAveraging(FederatedStrategy):
     clients take turns, the folder of each round's noise and release, the same after a death.
     `denominator` "replies", unclaimed: over the number of replies, not r (Zhang et al.).
 
-    Raises ValueError for options, and for classes with another mechanism, under which the plan's
-    claim would be false.
+    Raises ValueError for options and classes under which the plan's claim would be false.
     """
 
     bounded: type[BoundedUpdate] = ClipUpdate
@@ -166,6 +165,7 @@ class PrivateAveraging(FederatedStrategy):
         """Under a claim nothing travels back that is not noised, and in full precision where
         clients draw the noise."""
         check_published(self)
+        self.after_release = seeing_releases_alone(self)
         check_what_is_sent(self.privacy, layout)
         self._sent_in = layout.coarsest
 

@@ -2,6 +2,7 @@
 
 import logging
 import math
+from copy import copy
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -32,7 +33,7 @@ class Refusal:
 
 @dataclass
 class RoundReport:
-    """Everything observers may read of one round; changing it changes nothing.
+    """Everything observers may read of one round; each has a copy, and changing it changes nothing.
 
     `accepted` lists the clients whose replies passed screening, in the order of the rows of
     `updates` [K, d] (gradient units, before bounding) and of `weights` [K] (the rule's own).
@@ -85,6 +86,15 @@ class RoundReport:
     refusals: list[Refusal] = field(default_factory=list)
     statistics: dict[str, np.ndarray] = field(default_factory=dict)
     confidential: bool = False
+
+    def copied(self) -> "RoundReport":
+        """Another one, with lists and mappings of its own and the same arrays: who reads it decides
+        neither what others read nor how the run goes on."""
+        found = copy(self)
+        for name, value in vars(found).items():
+            if isinstance(value, list | dict):
+                setattr(found, name, copy(value))
+        return found
 
     def metric_record(self) -> MetricRecord:
         """The round's counts in Flower's form; none where they are confidential."""

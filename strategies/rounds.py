@@ -93,6 +93,8 @@ class RoundHooks:
         # Numbers of the round that was combined last, for whoever is told its metrics: of what is
         # released alone.
         self.told: Mapping[str, float] = {}
+        # Whose `on_aggregate` is called: under a claim that of one who sees what is released alone.
+        self.after_release: RoundHooks = self
 
     @classmethod
     def configured_rule(cls, config: RunConfig, local_lr: float, asked: SentRule) -> LocalRule:
@@ -357,7 +359,7 @@ def _update_model(
         aggregate = hooks.combine(screened.updates, weights, context)
         combined = time.monotonic()
         report.told = dict(hooks.told)
-        vector = hooks.on_aggregate(aggregate.vector, context.local_lr)
+        vector = hooks.after_release.on_aggregate(aggregate.vector, context.local_lr)
         if vector.shape != context.model.shape:
             raise ValueError(
                 f"the server's step has the shape {list(vector.shape)}, not that of the model, "

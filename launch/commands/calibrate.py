@@ -1,5 +1,6 @@
 """`blackthorn calibrate`: settings from formulas instead of trials."""
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from fractions import Fraction
@@ -318,6 +319,9 @@ def _release(neighbours: str, sample_rate: float, bands: int, noise_multiplier: 
         return Release(noise_multiplier)
     # The sensitivity is 2 clip-norm; what is drawn enters as a share alone.
     share = Fraction(sample_rate).limit_denominator(10**6)
+    if share < sample_rate:
+        # Upwards: never a smaller share than is asked for.
+        share = Fraction(math.ceil(sample_rate * 10**6), 10**6)
     return Release(noise_multiplier / 2, drawn=share.as_integer_ratio())
 
 

@@ -20,7 +20,8 @@ _RULE = (
     "Noise and updates are lengths of a round's mean update, or of what all rounds add up to, in "
     "the unit of clip-norm. Expected to be lost, by a rule of thumb: the part of the squared way "
     "that is noise, where all updates agree; more where they do not (docs/privacy.md). Every z is "
-    "for the whole budget. Secure aggregation is not available."
+    "for the whole budget. Against the server, too, with the noise of all clients or of a fixed "
+    "cohort without amplification: secure aggregation (docs/secure-aggregation.md)."
 )
 
 

@@ -22,7 +22,7 @@ def test_it_compares_what_a_budget_buys(tmp_path: Path) -> None:
     told = plan("--dimension", "650", "--plot", str(tmp_path / "plan.png"))
     for name in ("Poisson cohorts", "fixed cohorts", "rotating, banded noise", "adaptive"):
         assert name in told
-    assert "Secure aggregation is not available" in told
+    assert "secure aggregation (docs/secure-aggregation.md)" in told
     assert "participation = rotating, bands = 3" in told
     assert (tmp_path / "plan.png").exists()
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 from digits_runs import PRIVATE, SAMPLE, configuration, private_run, run, summary_of
@@ -150,6 +151,26 @@ def test_clients_with_data_sets_of_their_own_share_no_example(
 
     problem = replace(load_problem(config), task=cast("Any", OwnTask()))
     assert (shared_examples(config, problem) is None) == (data_sets == 2)
+
+
+def test_a_client_that_has_an_example_more_than_once_is_not_told_of_as_several(
+    tmp_path: Path,
+) -> None:
+    config = configuration(tmp_path, **SAMPLE)
+    held = Examples(torch.zeros(3, 64), torch.zeros(3, dtype=torch.int64))
+
+    class OwnTask:
+        on_nodes = False
+
+        def shards(self, config: RunConfig) -> list[ExampleShard]:
+            del config
+            return [ExampleShard(held, np.array([0, 1, 1, 1])), ExampleShard(held, np.array([2]))]
+
+    problem = replace(load_problem(config), task=cast("Any", OwnTask()))
+    told = shared_examples(config, problem)
+    assert told is not None
+    assert "a client has some examples more than once, and the figure counts one of them" in told
+    assert "several clients" not in told
 
 
 @pytest.mark.parametrize("options", [PRIVATE, SAMPLE], ids=["clients", "examples"])

@@ -205,6 +205,16 @@ class StepsOfItsOwn(FederatedStrategy):
         return ClipGradient(1.0, 2)
 
 
+class AsksAgain(FederatedStrategy):
+    def gather(self, transport, asked, context, screening, timeout, enough):
+        super().gather(transport, asked, context, screening, timeout, enough)
+        return super().gather(transport, asked, context, screening, timeout, enough)
+
+
+class CountsFewer(FederatedStrategy):
+    rounds_begun = 0
+
+
 class Weighted(ErrorFeedback):
     facts = Facts(clip_norm="optional")
 
@@ -330,6 +340,8 @@ DP_SGD = {"local-dp-sgd": True, "dp-sgd-sample-rate": 0.1}
         ("Unsaid", {**OPEN, **TWICE}, "is not allowed with algorithm"),
         ("Steps", {**CLIPPED, **DP_SGD}, "which has local steps of its own: set local-dp-sgd"),
         ("StepsOfItsOwn", {**OPEN, **DP_SGD}, "whose rule clip-gradient is carried out at every"),
+        ("AsksAgain", {**OPEN, **DP_SGD}, "it overrides gather of FederatedStrategy, by which"),
+        ("CountsFewer", {**OPEN, **DP_SGD}, "it overrides rounds_begun of FederatedStrategy, by"),
         ("Weighted", OPEN, "clip-norm = 0.0 is not allowed with algorithm"),
         ("Weighted", {**CLIPPED, "weighting": "num-examples"}, "weighting = num-examples is not"),
         ("Weighted", {**CLIPPED, "aggregator": "median"}, "aggregator = median with"),
@@ -352,6 +364,8 @@ def test_what_is_known_of_the_class_that_it_stands_on_holds(
     [
         ("Steps", CLIPPED),
         ("StepsOfItsOwn", OPEN),
+        ("AsksAgain", OPEN),
+        ("DrawsItself", {**OPEN, **DP_SGD}),
         ("DrawsItself", {**OPEN, **TWICE}),
         ("Weighted", CLIPPED),
         ("Parameters", {**CLIPPED, "clip-units": "parameter"}),

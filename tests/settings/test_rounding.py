@@ -2,6 +2,7 @@
 
 import math
 import re
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -64,6 +65,15 @@ def test_the_noise_that_calibrate_prints_keeps_to_the_budget(
     assert line
     for kind, z in zip(("add-remove", "zero-out"), line.groups(), strict=True):
         assert spent([(_release(kind, 1.0, 1, float(z)), rounds)], 1e-5, "pld").epsilon <= epsilon
+
+
+@pytest.mark.parametrize("share", [4e-7, 1e-12, 0.1234567891, 1 / 3, 0.3, 1.0])
+def test_a_share_of_a_cohort_is_never_taken_for_a_smaller_one(share: float) -> None:
+    drawn = _release("replace-one", share, 1, 2.0).drawn
+    assert drawn is not None
+    taken = Fraction(*drawn)
+    assert share <= taken <= share + 2e-6
+    assert float(taken) == share or share not in (0.3, 1 / 3, 1.0)
 
 
 @pytest.mark.parametrize("digits", [3, 4, 5, 6])

@@ -62,6 +62,8 @@ class HalfTopUp(DPFedAvg):
         {"participation": "poisson", "sample_rate": 0.5},
         {"aggregator": "rage"},
         {"task": "bayes-linear", "model": "auto", "local_lr": 0.001},
+        # By the way of a trainer, which the message has to name w's entries.
+        {"local_optimizer": "adam", "num_server_rounds": 3},
     ],
 )
 def test_right_clients_are_left_alone(options: dict[str, Any]) -> None:
