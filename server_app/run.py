@@ -272,20 +272,25 @@ def _federate(
         for writer in writers:
             writer(last_report(saved))
 
-    def believe(report: RoundReport) -> None:
-        told = believed_figures(config, report.sample_epsilons, strategy.rounds_begun)
-        report.sample_epsilons = told
-
     watch = None
     if keeps_scores(config):
         entries = read_entries(prepared.folder) if saved is not None else []
         watch = SuspectWatch(entries, config.quarantine_after)
         folder.suspects = watch.entry
     scoring: list[Observer] = [] if watch is None else [watch]
+    # The last one: a round that ends the run is written down before.
+    in_turn: list[Observer] = [*scoring, folder, *writers, *observers, end_where_all_fail]
+
+    def tell(report: RoundReport) -> None:
+        """What the first add to their copy of it, the next are told."""
+        claimed = report.sample_epsilons
+        report.sample_epsilons = believed_figures(config, claimed, strategy.rounds_begun)
+        for observer in in_turn:
+            observer(report)
+
     strategy = build_strategy(
         config,
-        # The last one: a round that ends the run is written down before.
-        [believe, *scoring, folder, *writers, *observers, end_where_all_fail],
+        [tell],
         prepared.plan,
         ledger_path(config, prepared.folder),
         noise_folder(config, prepared.folder),
