@@ -1,5 +1,6 @@
 """Arrays in Flower's form: byte for byte what Flower writes, and back."""
 
+import ast
 import gc
 import io
 import sys
@@ -54,6 +55,58 @@ def test_headers_of_both_versions() -> None:
         np.lib.format.write_array(stream, np.arange(5, dtype=np.int16), version=version)
         data = stream.getvalue()
         assert read_header(data) == (len(data) - 10, (5,), False, np.dtype(np.int16))
+
+
+SHAPES = [(), (0,), (7,), (2, 3), (10, 0, 4), (1, 2, 3, 4)]
+
+
+@pytest.mark.parametrize("name", ["<f4", "<f8", "<f2", ">f4", "<i8", "|i1", "|u1", "|b1", "<c8"])
+@pytest.mark.parametrize("fortran", [False, True])
+def test_numbers_are_read_as_numpy_reads_them_and_nothing_is_evaluated(
+    name: str, fortran: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def written(shape: tuple[int, ...]) -> bytes:
+        stream = io.BytesIO()
+        order = np.asfortranarray if fortran else np.asarray
+        np.lib.format.write_array(stream, order(np.zeros(shape, dtype=name)))
+        return stream.getvalue()
+
+    expected = []
+    for shape in SHAPES:
+        stream = io.BytesIO(written(shape))
+        np.lib.format.read_magic(stream)
+        read = np.lib.format.read_array_header_1_0(stream)
+        expected.append((stream.tell(), *read))
+    monkeypatch.setattr(ast, "literal_eval", lambda _: pytest.fail("a header was evaluated"))
+    _parse.cache_clear()
+    assert [read_header(written(shape)) for shape in SHAPES] == expected
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (b"(2, 3)", b"(02,3)"),
+        (b"(2, 3)", b"(2 ,3)"),
+        (b"(2, 3)", b"(-2,3)"),
+        (b"'<f4'", b"'<q4'"),
+        (b"'<f4'", b"'|O8'"),
+        (b"False", b"FALSE"),
+        (b"}", b" "),
+        (b"\n", b""),
+    ],
+)
+def test_any_other_header_is_for_numpy_to_judge(old: bytes, new: bytes) -> None:
+    whole = encode(np.zeros((2, 3), dtype=np.float32)).data[:128]
+    header = whole.replace(old, new, 1)
+    stream = io.BytesIO(header)
+    np.lib.format.read_magic(stream)
+    try:
+        expected = np.lib.format.read_array_header_1_0(stream)
+    except Exception as error:
+        with pytest.raises(type(error)):
+            read_header(header)
+    else:
+        assert read_header(header)[1:] == expected
 
 
 @pytest.mark.parametrize(
