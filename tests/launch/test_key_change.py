@@ -17,8 +17,10 @@ from blackthorn.launch.federation.addresses import free_loopback_ports
 from blackthorn.launch.federation.certs import make
 from blackthorn.recording.run_folder import read_metrics
 
+# Minutes: tests/strategies/test_replaced_keys.py has the rules, in memory.
 pytestmark = [
     pytest.mark.deployment,
+    pytest.mark.slow,
     pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="there is no ssh-keygen"),
 ]
 _BLOCK = re.compile(r"^```sh\n(.*?)^```$", re.DOTALL | re.MULTILINE)
