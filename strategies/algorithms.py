@@ -59,8 +59,9 @@ _GIVES: dict[str, type] = {
 # By what clients are asked in a run, and how often is counted.
 _ASKING = {
     *(name for name in vars(FederatedStrategy) if not name.startswith(("__", "_abc"))),
-    *("gather", "rounds_begun", "knows_rounds_begun", "_round", "_asked_round"),
+    "gather",
 } - {"build", "summary"}
+_COUNTED = {"rounds_begun": 0, "knows_rounds_begun": True, "_round": 0, "_asked_round": 0}
 _SETTABLE = ("clip_norm", "mean_only", "own_steps", "samples_posterior", "participation", "leaves")
 
 
@@ -139,6 +140,11 @@ def build_own(config: RunConfig, options: StrategyOptions) -> FederatedStrategy:
         built = algorithm_class(config).build(config, options)
     if not hasattr(built, "rounds_begun"):
         raise ValueError("its constructor has not called that of FederatedStrategy")
+    if config.local_dp_sgd:
+        held = vars(built)
+        _refuse_asking(
+            held.keys() & _ASKING | {name for name, n in _COUNTED.items() if held[name] != n}
+        )
     return built
 
 
@@ -169,7 +175,10 @@ def _check_asking(found: type[FederatedStrategy]) -> None:
     """What an example has spent is known of one exchange a round, on record before anybody is
     asked: who asks otherwise has clients train more often. Raises ValueError, one line."""
     base = next(one for one in found.__mro__ if not _is_own(one))
-    touched = in_own_classes(found, base) & _ASKING
+    _refuse_asking(in_own_classes(found, base) & {*_ASKING, *_COUNTED})
+
+
+def _refuse_asking(touched: set[str]) -> None:
     if touched:
         raise ValueError(
             f"it overrides {', '.join(sorted(touched))} of FederatedStrategy, by which clients are "

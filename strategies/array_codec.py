@@ -90,8 +90,9 @@ def read_header(data: bytes) -> tuple[int, tuple[int, ...], bool, np.dtype]:
     """Length in bytes of a .npy payload's header; and the shape, whether in Fortran's order, and
     the dtype that it promises.
 
-    Raises whatever NumPy's reader raises, which evaluates the header as Python: a hostile one
-    ends in a ValueError, an IndexError, a TokenError, a RecursionError, ...
+    The usual header of numbers is read by its form. For any other one raises whatever NumPy's
+    reader raises, which evaluates it as Python: a hostile one ends in a ValueError, an IndexError,
+    a TokenError, a RecursionError, ...
     """
     width = 2 if data[6:7] == b"\x01" else 4
     length = int.from_bytes(data[8 : 8 + width], "little")

@@ -261,8 +261,8 @@ def _decode_array(name: str, array: Array, shape: tuple[int, ...], dtype: np.dty
         return held
     try:
         header, real_shape, fortran, real_dtype = read_header(array.data)
-    # NumPy's reader evaluates the header as Python: a hostile one ends in an IndexError, a
-    # TokenError, a RecursionError, ...
+    # What is no usual header NumPy's reader evaluates as Python: a hostile one ends in an
+    # IndexError, a TokenError, a RecursionError, ...
     except Exception:
         raise RejectedReply(f"{name}: the payload is not a NumPy array") from None
     _check_form(name, real_dtype, real_shape, dtype, shape)

@@ -215,6 +215,18 @@ class CountsFewer(FederatedStrategy):
     rounds_begun = 0
 
 
+class BeginsBelow(FederatedStrategy):
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.rounds_begun = -100
+
+
+class AsksByAnother(FederatedStrategy):
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.gather = lambda *_: None
+
+
 class Weighted(ErrorFeedback):
     facts = Facts(clip_norm="optional")
 
@@ -342,6 +354,8 @@ DP_SGD = {"local-dp-sgd": True, "dp-sgd-sample-rate": 0.1}
         ("StepsOfItsOwn", {**OPEN, **DP_SGD}, "whose rule clip-gradient is carried out at every"),
         ("AsksAgain", {**OPEN, **DP_SGD}, "it overrides gather of FederatedStrategy, by which"),
         ("CountsFewer", {**OPEN, **DP_SGD}, "it overrides rounds_begun of FederatedStrategy, by"),
+        ("BeginsBelow", {**OPEN, **DP_SGD}, "it overrides rounds_begun of FederatedStrategy, by"),
+        ("AsksByAnother", {**OPEN, **DP_SGD}, "it overrides gather of FederatedStrategy, by which"),
         ("Weighted", OPEN, "clip-norm = 0.0 is not allowed with algorithm"),
         ("Weighted", {**CLIPPED, "weighting": "num-examples"}, "weighting = num-examples is not"),
         ("Weighted", {**CLIPPED, "aggregator": "median"}, "aggregator = median with"),
