@@ -5,6 +5,7 @@ It connects to loopback, or to a host that `--allow` names once more.
 
 import argparse
 import logging
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -185,10 +186,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(2)
     logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
     choose = at_random(options.seed) if names == [_RANDOM] else in_turn(names)
-    with connected(options.superlink, pem, keys) as fleet:
-        peer = Peer(options.superlink, pem, keys, fleet.node_id, victim=victim)
-        logger.info("node %d enrols as client %d", fleet.node_id, options.client)
-        serve(Rogue(fleet, peer, options.client, options.num_examples, choose), fleet)
+    try:
+        with connected(options.superlink, pem, keys) as fleet:
+            peer = Peer(options.superlink, pem, keys, fleet.node_id, victim=victim)
+            logger.info("node %d enrols as client %d", fleet.node_id, options.client)
+            serve(Rogue(fleet, peer, options.client, options.num_examples, choose), fleet)
+    except RuntimeError:
+        # So Flower fails to sign off a node whose last heartbeat was refused. It leaves the
+        # connection open then, for which gRPC would wait for ever as the interpreter ends.
+        logger.exception("ends without signing off")
+        logging.shutdown()
+        os._exit(1)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from .connections import Connections
 from .deadlines import Deadlines
 from .limits import Limits
 from .records import Records
+from .status_codes import CONFIRMS, denied, failed
 
 # A connection is closed when so many requests on it were refused for want of a key.
 _REFUSALS_A_CONNECTION = 20
@@ -31,9 +32,6 @@ _LARGEST_KEY = 4096
 _REFUSERS = 2
 _UPLOADS = "PushObject"
 _QUESTION = "PullMessages"
-_CONFIRMS = "ConfirmMessageReceived"
-# Calls by which a node takes the rest of a message that it has begun to take.
-_TAKING = "PullObject", _CONFIRMS
 # What a key that is not registered may ask: to be.
 _INTRODUCTION = "RegisterNode"
 
@@ -114,7 +112,7 @@ class Gate(grpc.ServerInterceptor):
             return self._refuse_barred(key, known, barred)
         with self._lock:
             if known.under_way >= self._limits.key_calls:
-                return self._refuse_key(key, known)
+                return self._refuse_key(method, key, known)
             known.under_way += 1
 
         def serve(requests: Iterator[bytes], context: grpc.ServicerContext) -> Any:
@@ -157,7 +155,7 @@ class Gate(grpc.ServerInterceptor):
             words = f"{method}: {refusal}"
             node = known.node.node_id
             self._records.refuse(refusal.kind, words, key, node, refusal.offence)
-            code = grpc.StatusCode.UNAUTHENTICATED if refusal.away else _denial(method)
+            code = grpc.StatusCode.UNAUTHENTICATED if refusal.away else denied(method)
             context.abort(code, words)
         except flower.database_error():
             _abort(context, grpc.StatusCode.UNAVAILABLE, _BUSY)
@@ -249,13 +247,13 @@ class Gate(grpc.ServerInterceptor):
                 elif code == grpc.StatusCode.INTERNAL:
                     self._records.refuse("failed request", f"{method}: it failed", key, node)
                 elif code == grpc.StatusCode.PERMISSION_DENIED:
-                    if method == _CONFIRMS:
+                    if method == CONFIRMS:
                         return flower.done(method, context)  # its run is over
-                    context.set_code(_denial(method))
+                    context.set_code(denied(method))
                 raise
             what = f"{method}: {type(error).__name__}: {error}"[:200]
             self._records.refuse("failed request", what, key, node)
-            context.abort(grpc.StatusCode.INTERNAL, "the request cannot be served")
+            context.abort(failed(method, grpc.StatusCode.INTERNAL), "the request cannot be served")
         if method == "UnregisterNode":
             self._forget(key)
         return response
@@ -327,10 +325,10 @@ class Gate(grpc.ServerInterceptor):
         with self._lock:
             known.under_way -= 1
 
-    def _refuse_key(self, key: bytes, known: _Key) -> grpc.RpcMethodHandler:
+    def _refuse_key(self, method: str, key: bytes, known: _Key) -> grpc.RpcMethodHandler:
         what = f"more than {self._limits.key_calls:g} requests at a time"
         self._records.refuse("requests at a time", what, key, known.node.node_id)
-        return self._refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, what)
+        return self._refusal(failed(method, grpc.StatusCode.RESOURCE_EXHAUSTED), what)
 
     def _refuse_barred(self, key: bytes, known: _Key, why: str) -> grpc.RpcMethodHandler:
         what = f"its key is barred ({why}) until the operator lifts it: blackthorn register --lift"
@@ -370,16 +368,6 @@ class Gate(grpc.ServerInterceptor):
             context.abort(code, what)
 
         return _handler(serve, None, self._refusing_threads)
-
-
-def _denial(method: str) -> grpc.StatusCode:
-    """With what a registered key's request is denied.
-
-    Denied the rest of a message by PERMISSION_DENIED, a SuperNode would keep what it has of it,
-    have it answered, and from then on be one message late. By another code it lets go of it.
-    """
-    codes = grpc.StatusCode
-    return codes.FAILED_PRECONDITION if method in _TAKING else codes.PERMISSION_DENIED
 
 
 def _abort(context: grpc.ServicerContext, code: grpc.StatusCode, what: str) -> NoReturn:

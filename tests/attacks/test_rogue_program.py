@@ -1,9 +1,16 @@
 """The rogue's command line, and which behaviour it shows when."""
 
 import runpy
+import signal
 import sys
+from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from fleet_server import fleet
+from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes
+from process_watch import until
+from real_deployment import bench
 
 from blackthorn.attacks.rogue.__main__ import (
     at_random,
@@ -75,3 +82,31 @@ def test_its_help_names_the_behaviours(
     said = capsys.readouterr().out
     assert said.startswith("usage: rogue")
     assert "drip-fed" in said
+
+
+def test_it_ends_although_its_heartbeats_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Flower neither signs off nor closes its connection then, and gRPC would wait for it."""
+    keys = generate_key_pairs()
+    own = keys[0].private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
+    (tmp_path / "key").write_bytes(own)
+    refused: list[int] = []
+    with fleet(tmp_path, guarded=False, tls=False) as one, bench(tmp_path) as programs:
+        one.state.create_node("", "", public_key_to_bytes(keys[1]), 60.0)
+        monkeypatch.setattr(
+            one.state, "acknowledge_node_heartbeat", lambda node, _: refused.append(node)
+        )
+        rogue = programs.start_program(
+            "rogue",
+            [
+                *(sys.executable, "-m", "blackthorn.attacks.rogue", "--superlink", one.address),
+                *("--client", "1", "--key", "key"),
+            ],
+        )
+        rogue.says("enrols as client 1", 60.0)
+        rogue.says("does not recognize this SuperNode", 60.0)
+        rogue.process.send_signal(signal.SIGINT)
+        until(lambda: rogue.process.poll() is not None, 60.0)
+    assert refused
+    assert "ends without signing off" in rogue.text()

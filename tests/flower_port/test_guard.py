@@ -201,6 +201,23 @@ def test_a_key_has_no_more_than_its_share(guarded: Fleet) -> None:
     assert guarded.refused(greedy)["requests at a time"] >= 1
 
 
+def test_a_heartbeat_that_is_one_request_too_many_is_sent_again(guarded: Fleet) -> None:
+    """Of another code than UNAVAILABLE the thread dies that sends a SuperNode's heartbeats."""
+    greedy = guarded.node()
+    with greedy.stub() as stub, half_open(greedy, 100):
+        until(lambda: guarded.refused(greedy).get("requests at a time", 0) >= 1)
+        for method, code in [("PullMessages", "RESOURCE_EXHAUSTED"), ("heartbeat", "UNAVAILABLE")]:
+            with pytest.raises(grpc.RpcError) as caught:
+                if method == "heartbeat":
+                    _beat(stub, greedy)
+                else:
+                    request = fleet_pb2.PullMessagesRequest(node=Node(node_id=greedy.node_id))
+                    stub.PullMessages(request, timeout=PROMPT_SECONDS)
+            assert caught.value.code().name == code
+            assert caught.value.details() == "more than 8 requests at a time"
+    until(lambda: _beats(greedy))
+
+
 def test_a_key_holds_no_more_connections_than_its_share(guarded: Fleet) -> None:
     """The newest stay: who is honest has come back, and its old connection is dead."""
     greedy, spare = guarded.node(), 4
@@ -318,3 +335,12 @@ def _beat(stub: FleetStub, peer: Peer) -> None:
     """A heartbeat that is answered at once."""
     request = SendNodeHeartbeatRequest(node=Node(node_id=peer.node_id), heartbeat_interval=60.0)
     stub.SendNodeHeartbeat(request, timeout=PROMPT_SECONDS)
+
+
+def _beats(peer: Peer) -> bool:
+    with peer.stub() as stub:
+        try:
+            _beat(stub, peer)
+        except grpc.RpcError:
+            return False
+    return True
