@@ -3,6 +3,7 @@
 # make test-deployment everything with Flower's real processes
 # make test-docker     everything in containers (needs a Docker engine)
 # make test-newest-flower  strategies and clients on Flower's newest release
+# make benchmark       are we slower than docs/performance.md says? (about 10 minutes; alone)
 # make docs            builds the documentation's pages in site/
 # make compose-up      starts a federation in containers: CLIENTS=5 BYZANTINE=1, TLS=1 for TLS
 # make compose-run     runs RECIPE=recipes/demo.toml there; results are in deployment/runs
@@ -23,7 +24,8 @@ export FLWR_TELEMETRY_ENABLED := 0
 export FLWR_DISABLE_UPDATE_CHECK := 1
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: demo test lint test-deployment test-docker test-newest-flower test-slow setup docs clean \
+.PHONY: demo test lint test-deployment test-docker test-newest-flower test-slow benchmark setup \
+  docs clean \
   compose-up compose-run compose-down
 .DEFAULT_GOAL := demo
 
@@ -105,6 +107,10 @@ test-newest-flower: $(NEWEST)/.ready
 
 test-slow: $(TESTS_READY)
 	$(BIN)/python -m pytest -m slow
+
+# ONLY=engine,rules,rounds,starts,instructions: some of it.
+benchmark: $(TESTS_READY)
+	$(BIN)/python -m benchmarks.against_the_record $(if $(ONLY),--only $(ONLY))
 
 $(DOCS_READY): $(READY)
 	@$(BIN)/python -m pip install -q -c constraints.txt --no-build-isolation -e ".[docs]"

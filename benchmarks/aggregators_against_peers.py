@@ -23,14 +23,14 @@ from flwr.serverapp.strategy.strategy import Strategy
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.aggregation_workload import Call, draw_updates, our_rules
 from benchmarks.measuring import Measurement, measure
-from blackthorn.strategies import aggregation
 
 SIZES = "200x2e4,50x1e6,50x1e7"
 # A peer copies the updates up to six times; whoever shares the machine shall not suffer for it.
 _COPIES_OF_A_PEER = 6
-
-Call = Callable[[], object]
+# What byzfl computes faster given NumPy arrays is measured so, too.
+_ALSO_IN_NUMPY = ("median", "trimmed mean")
 
 
 @dataclass(frozen=True)
@@ -39,86 +39,45 @@ class Row:
 
     rule: str
     ours: Callable[[], Call]
-    byzfl: Callable[[], Call] | None = None
-    byzfl_numpy: Callable[[], Call] | None = None
-    flower: Callable[[], Call] | None = None
-
-
-def draw_updates(num_rows: int, dimension: int, num_corrupt: int) -> np.ndarray:
-    """Gaussian rows about a common vector, the first of them shifted by 50 N(0, I)."""
-    generator = np.random.default_rng(0)
-    updates = generator.standard_normal((num_rows, dimension), dtype=np.float32)
-    updates += 0.5 * generator.standard_normal(dimension, dtype=np.float32)
-    updates[:num_corrupt] += 50 * generator.standard_normal(dimension, dtype=np.float32)
-    return updates
+    byzfl: Callable[[], Call] | None
+    byzfl_numpy: Callable[[], Call] | None
+    flower: Callable[[], Call] | None
 
 
 def rows(updates: np.ndarray, num_corrupt: int) -> list[Row]:
     """All rules, on `updates` [K, d]."""
     tensor, b, count = torch.from_numpy(updates), num_corrupt, len(updates)
-    honest = tensor[b:]
+    theirs: dict[str, Callable[[object], object]] = {
+        "mean": byzfl.Average(),
+        "Krum": byzfl.Krum(b),
+        "Multi-Krum": byzfl.MultiKrum(b),
+        "median": byzfl.Median(),
+        "trimmed mean": byzfl.TrMean(b),
+    }
+    strategies: dict[str, Strategy] = {
+        "mean": FedAvg(),
+        "Krum": Krum(num_malicious_nodes=b),
+        "Multi-Krum": MultiKrum(num_malicious_nodes=b, num_nodes_to_select=count - b - 2),
+        "Bulyan": Bulyan(num_malicious_nodes=b),
+        "median": FedMedian(),
+        "trimmed mean": FedTrimmedAvg(beta=b / count),
+    }
 
-    def rule(function: Callable[..., object], *arguments: int) -> Callable[[], Call]:
-        return lambda: lambda: function(tensor, *arguments)
+    def row(rule: str, ours: Call) -> Row:
+        peer, strategy = theirs.get(rule), strategies.get(rule)
+        return Row(
+            rule,
+            lambda: ours,
+            (lambda: lambda: peer(tensor)) if peer else None,
+            (lambda: lambda: peer(updates)) if peer and rule in _ALSO_IN_NUMPY else None,
+            (lambda: _aggregation_of(strategy, replies(updates))) if strategy else None,
+        )
 
-    def peer(aggregator: Callable[[object], object]) -> Callable[[], Call]:
-        return lambda: lambda: aggregator(tensor)
+    return [row(rule, ours) for rule, ours in our_rules(updates, b).items()]
 
-    def peer_numpy(aggregator: Callable[[object], object]) -> Callable[[], Call]:
-        return lambda: lambda: aggregator(updates)
 
-    def flower(strategy: Strategy) -> Callable[[], Call]:
-        def make() -> Call:
-            messages = replies(updates)
-            return lambda: strategy.aggregate_train(1, messages)
-
-        return make
-
-    selected = count - b - 2
-    median, trimmed = byzfl.Median(), byzfl.TrMean(b)
-    return [
-        Row("mean", rule(aggregation.mean), peer(byzfl.Average()), None, flower(FedAvg())),
-        Row("RAGE", rule(aggregation.rage, b)),
-        Row(
-            "RAGE, nobody corrupt",
-            lambda: lambda: aggregation.rage(honest, min(b, (len(honest) - 1) // 3)),
-        ),
-        Row(
-            "Krum",
-            rule(aggregation.krum, b),
-            peer(byzfl.Krum(b)),
-            None,
-            flower(Krum(num_malicious_nodes=b)),
-        ),
-        Row(
-            "Multi-Krum",
-            rule(aggregation.multi_krum, b),
-            peer(byzfl.MultiKrum(b)),
-            None,
-            flower(MultiKrum(num_malicious_nodes=b, num_nodes_to_select=selected)),
-        ),
-        Row(
-            "Bulyan",
-            rule(aggregation.bulyan, b),
-            None,
-            None,
-            flower(Bulyan(num_malicious_nodes=b)),
-        ),
-        Row(
-            "median",
-            rule(aggregation.coordinate_median),
-            peer(median),
-            peer_numpy(median),
-            flower(FedMedian()),
-        ),
-        Row(
-            "trimmed mean",
-            rule(aggregation.trimmed_mean, b),
-            peer(trimmed),
-            peer_numpy(trimmed),
-            flower(FedTrimmedAvg(beta=b / count)),
-        ),
-    ]
+def _aggregation_of(strategy: Strategy, messages: list[Message]) -> Call:
+    return lambda: strategy.aggregate_train(1, messages)
 
 
 def replies(updates: np.ndarray) -> list[Message]:
@@ -132,18 +91,57 @@ def replies(updates: np.ndarray) -> list[Message]:
     return messages
 
 
-def compare(num_rows: int, dimension: int, console: Console) -> None:
-    """Measure every rule at one size and print the table."""
+@dataclass(frozen=True)
+class Measured:
+    """One rule as it was measured; a peer is None that has no such rule, or too little memory."""
+
+    rule: str
+    ours: Measurement
+    byzfl: Measurement | None
+    byzfl_numpy: Measurement | None
+    flower: Measurement | None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Every rule at one size, and what the unit is made of."""
+
+    num_rows: int
+    dimension: int
+    product: Measurement
+    one_pass: Measurement
+    rules: list[Measured]
+
+    @property
+    def unit(self) -> float:
+        """Seconds of the unit."""
+        return self.product.seconds + self.one_pass.seconds
+
+
+def compare(num_rows: int, dimension: int) -> Comparison:
+    """Measure every rule at one size, each followed by its peers."""
     num_corrupt = num_rows // 8
     updates = draw_updates(num_rows, dimension, num_corrupt)
     tensor = torch.from_numpy(updates)
     repeats = 9 if updates.size < 10**8 else 3
     product = measure(lambda: lambda: tensor @ tensor.T, repeats)
     one_pass = measure(lambda: lambda: tensor.mean(0), repeats)
-    unit = product.seconds + one_pass.seconds
+    found = []
+    for row in rows(updates, num_corrupt):
+        ours = measure(row.ours, repeats)
+        peers = (
+            _peer(make, updates, min(3, repeats))
+            for make in (row.byzfl, row.byzfl_numpy, row.flower)
+        )
+        found.append(Measured(row.rule, ours, *peers))
+    return Comparison(num_rows, dimension, product, one_pass, found)
+
+
+def table_of(found: Comparison) -> Table:
+    """What was measured at one size."""
     table = Table(
-        title=f"K = {num_rows}, d = {dimension:.0e}, {num_corrupt} corrupt: one Gram product "
-        f"{_ms(product.seconds)}, one pass {_ms(one_pass.seconds)}",
+        title=f"K = {found.num_rows}, d = {found.dimension:.0e}, {found.num_rows // 8} corrupt: "
+        f"one Gram product {_ms(found.product.seconds)}, one pass {_ms(found.one_pass.seconds)}",
         caption="in ( ): times our time; MiB: memory beside the updates",
     )
     for heading in (
@@ -158,23 +156,17 @@ def compare(num_rows: int, dimension: int, console: Console) -> None:
         "MiB",
     ):
         table.add_column(heading, justify="left" if heading == "rule" else "right")
-    for row in rows(updates, num_corrupt):
-        ours = measure(row.ours, repeats)
-        peers = [
-            _peer(make, updates, min(3, repeats))
-            for make in (row.byzfl, row.byzfl_numpy, row.flower)
-        ]
-        cells = [_against(peer, ours) for peer in peers]
+    for rule in found.rules:
         table.add_row(
-            row.rule,
-            _ms(ours.seconds),
-            f"{ours.seconds / unit:.2f}",
-            f"{ours.extra_mib:.0f}",
-            *cells[0],
-            cells[1][0],
-            *cells[2],
+            rule.rule,
+            _ms(rule.ours.seconds),
+            f"{rule.ours.seconds / found.unit:.2f}",
+            f"{rule.ours.extra_mib:.0f}",
+            *_against(rule.byzfl, rule.ours),
+            _against(rule.byzfl_numpy, rule.ours)[0],
+            *_against(rule.flower, rule.ours),
         )
-    console.print(table)
+    return table
 
 
 def _peer(make: Callable[[], Call] | None, updates: np.ndarray, repeats: int) -> Measurement | None:
@@ -207,7 +199,7 @@ def main() -> None:
     console.print(f"{os.cpu_count()} cores, torch {torch.__version__}, byzfl, Flower")
     for size in sizes.split(","):
         num_rows, dimension = size.split("x")
-        compare(int(num_rows), int(float(dimension)), console)
+        console.print(table_of(compare(int(num_rows), int(float(dimension)))))
 
 
 if __name__ == "__main__":

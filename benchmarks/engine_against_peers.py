@@ -15,6 +15,7 @@ import os
 import statistics
 import subprocess
 import sys
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 import torch
@@ -54,24 +55,51 @@ def seconds_a_round(module: str, *arguments: str, processes: int = 1) -> float |
     return statistics.median(json.loads(lists[-1])[1:])
 
 
-def compare(workload: Workload, rounds: int, peer_rounds: int, turns: int) -> list[str]:
-    """A row of the table: medians over the turns, of the ratios within each turn too."""
+@dataclass(frozen=True)
+class Comparison:
+    """Median seconds of a round, and the medians of the turns' ratios, peer / engine.
+
+    None where something failed; a peer that is not installed is not among the keys.
+    """
+
+    workload: Workload
+    seconds: float | None
+    peers: dict[str, float | None]
+    times: dict[str, float | None]
+
+    def cells(self) -> list[str]:
+        """A row of the table."""
+        seconds = (self.seconds, *(self.peers.get(name) for name in PEERS))
+        rates = [_rate(self.workload.per_round, each) for each in seconds]
+        times = [_ratio(self.times.get(name)) for name in PEERS]
+        return [self.workload.name, _seconds(self.seconds), *rates, *times]
+
+
+def absent_peers() -> list[str]:
+    """Those that are not installed."""
+    return [name for name in PEERS if importlib.util.find_spec(name) is None]
+
+
+def compare(workload: Workload, rounds: int, peer_rounds: int, turns: int) -> Comparison:
+    """The engine and every peer that is installed, `turns` times one after the other."""
+    there = {name: peer for name, peer in PEERS.items() if name not in absent_peers()}
     ours: list[float] = []
-    peers: dict[str, list[float]] = {name: [] for name in PEERS}
-    ratios: dict[str, list[float]] = {name: [] for name in PEERS}
+    peers: dict[str, list[float]] = {name: [] for name in there}
+    ratios: dict[str, list[float]] = {name: [] for name in there}
     for _ in range(turns):
         own = seconds_a_round("engine_rounds", workload.name, str(rounds))
         ours += [] if own is None else [own]
-        for name, (module, processes) in PEERS.items():
-            if importlib.util.find_spec(name) is None:
-                continue
+        for name, (module, processes) in there.items():
             other = seconds_a_round(module, workload.name, str(peer_rounds), processes=processes)
             if other is not None:
                 peers[name].append(other)
                 ratios[name] += [] if own is None else [other / own]
-    rates = [_rate(workload.per_round, _median(each)) for each in (ours, *peers.values())]
-    times = [_ratio(_median(each)) for each in ratios.values()]
-    return [workload.name, _seconds(_median(ours)), *rates, *times]
+    return Comparison(
+        workload,
+        _median(ours),
+        {name: _median(each) for name, each in peers.items()},
+        {name: _median(each) for name, each in ratios.items()},
+    )
 
 
 def growth(rounds: int, console: Console) -> None:
@@ -114,14 +142,14 @@ def main() -> None:
         f"{datetime.now(UTC):%Y-%m-%d}, {os.cpu_count()} cores, torch {torch.__version__}, "
         f"load {load:.1f} before the start"
     )
-    absent = [name for name in PEERS if importlib.util.find_spec(name) is None]
-    if absent:
+    if absent := absent_peers():
         console.print(f"not installed, so not compared: {', '.join(absent)}")
     table = Table(title="client updates a second, and how many times the peer's the engine makes")
     for heading in ("workload", "s a round", "engine", "Ray", "pfl", "times Ray", "times pfl"):
         table.add_column(heading, justify="left" if heading == "workload" else "right")
     for name in ("logistic", "cnn"):
-        table.add_row(*compare(WORKLOADS[name], options.rounds, options.peer_rounds, options.turns))
+        found = compare(WORKLOADS[name], options.rounds, options.peer_rounds, options.turns)
+        table.add_row(*found.cells())
     console.print(table)
     growth(options.rounds, console)
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from flwr.app import ArrayRecord
 
-from benchmarks.workloads import WORKLOADS, Workload
+from benchmarks.workloads import DATASET, WORKLOADS, Workload
 from blackthorn.settings.config import RunConfig, make_config
 from blackthorn.simulation.engine import EngineGrid
 from blackthorn.strategies import GFedAvg
@@ -41,7 +41,7 @@ def configuration(workload: Workload) -> RunConfig:
     """The workload as a run configuration."""
     return make_config(
         {
-            "task": "fashion-mnist",
+            "task": DATASET,
             "model": workload.model,
             "num-clients": workload.clients,
             "examples-per-client": workload.examples,

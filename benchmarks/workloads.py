@@ -9,6 +9,8 @@ from torch import nn
 from blackthorn.tasks.datasets import Examples, load_dataset
 from blackthorn.tasks.models import build_model
 
+DATASET = "fashion-mnist"
+
 
 @dataclass(frozen=True)
 class Workload:
@@ -39,7 +41,7 @@ def module(workload: Workload) -> nn.Module:
 
 def client_examples(workload: Workload) -> list[Examples]:
     """Every client's examples, drawn without overlap."""
-    train = load_dataset("fashion-mnist").train
+    train = load_dataset(DATASET).train
     order = np.random.default_rng(0).permutation(len(train))
     parts = order[: workload.clients * workload.examples].reshape(workload.clients, -1)
     return [train.select(part) for part in parts]
