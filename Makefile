@@ -3,7 +3,7 @@
 # make test-deployment everything with Flower's real processes
 # make test-docker     everything in containers (needs a Docker engine)
 # make test-newest-flower  strategies and clients on Flower's newest release
-# make benchmark       are we slower than docs/performance.md says? (about 10 minutes; alone)
+# make benchmark       are we slower than docs/performance.md says? (some 10 minutes)
 # make docs            builds the documentation's pages in site/
 # make compose-up      starts a federation in containers: CLIENTS=5 BYZANTINE=1, TLS=1 for TLS
 # make compose-run     runs RECIPE=recipes/demo.toml there; results are in deployment/runs

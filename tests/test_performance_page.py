@@ -4,6 +4,8 @@ Nothing is timed here: what is measured has stand-ins.
 """
 
 import platform
+import shutil
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +16,6 @@ from benchmarks import against_the_record, recorded_figures, start_times
 from benchmarks.against_the_record import FACTOR, PIECES, Line, Piece
 from benchmarks.aggregation_workload import draw_updates, our_rules
 from benchmarks.aggregators_against_peers import rows
-from benchmarks.counted_rules import Requests
 from benchmarks.instruction_counts import NotCounted, counts, read_counts
 from benchmarks.recorded_figures import (
     MILLIONS,
@@ -28,6 +29,7 @@ from benchmarks.recorded_figures import (
     RecordChanged,
 )
 from benchmarks.short_forms import ENGINE_WORKLOADS, Measured
+from benchmarks.valgrind_requests import RUNNING_ON_VALGRIND, Requests
 from benchmarks.workloads import WORKLOADS
 
 TEXT = PAGE.read_text(encoding="utf-8")
@@ -215,7 +217,32 @@ def test_without_valgrind_nothing_is_counted(monkeypatch: pytest.MonkeyPatch) ->
         counts()
 
 
-@pytest.mark.skipif(platform.machine() != "x86_64", reason="x86-64's instructions")
+ON_X86_64 = pytest.mark.skipif(platform.machine() != "x86_64", reason="x86-64's instructions")
+
+
+@ON_X86_64
 def test_a_request_to_valgrind_does_nothing_without_it() -> None:
-    for request in (0x1001, 0x43540004):
-        assert Requests().send(request) == 0
+    done: list[int] = []
+    requests = Requests()
+    requests.count("it", lambda: done.append(1))
+    assert (done, requests.send(RUNNING_ON_VALGRIND)) == ([1], 0)
+
+
+COUNTED = """
+from benchmarks.valgrind_requests import Requests
+requests = Requests()
+for name, terms in (("little", 10), ("much", 10_000)):
+    requests.count(name, lambda: sum(range(terms)))
+"""
+
+
+@ON_X86_64
+@pytest.mark.skipif(shutil.which("valgrind") is None, reason="valgrind is not installed")
+def test_valgrind_counts_a_call_and_nothing_else(repository: Path, tmp_path: Path) -> None:
+    options = ("--tool=callgrind", "--instr-atstart=no", f"--callgrind-out-file={tmp_path}/out")
+    command = ["valgrind", *options, sys.executable, "-c", COUNTED]
+    subprocess.run(command, cwd=repository, capture_output=True, timeout=120, check=True)
+    found = read_counts(path.read_text() for path in tmp_path.glob("out.*"))
+    assert found.keys() == {"little", "much"}
+    # An addition is dozens of instructions, and a Python that starts many millions.
+    assert 0 < found["little"] < 200_000 < found["much"] < 2_000_000
