@@ -40,14 +40,18 @@ def seconds_a_round(module: str, *arguments: str, processes: int = 1) -> float |
         launcher += ["torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
         launcher += ["-m"]
         environment["OMP_NUM_THREADS"] = "1"
-    done = subprocess.run(
-        [*launcher, f"benchmarks.{module}", *arguments],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=_LIMIT_SECONDS,
-        check=False,
-    )
+    try:
+        done = subprocess.run(
+            [*launcher, f"benchmarks.{module}", *arguments],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=_LIMIT_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        print(error, file=sys.stderr)
+        return None
     lists = [line for line in done.stdout.splitlines() if line.startswith("[")]
     if done.returncode or not lists:
         print(done.stderr[-2000:], file=sys.stderr)
