@@ -68,7 +68,8 @@ def counts(num_rows: int = NUM_ROWS, dimension: int = DIMENSION) -> dict[str, in
             timeout=_LIMIT_SECONDS,
             check=False,
         )
-        found = read_counts(path.read_text() for path in Path(folder).glob("callgrind.out.*"))
+        dumps = sorted(Path(folder).glob("callgrind.out.*"), key=lambda path: int(path.suffix[1:]))
+        found = read_counts(path.read_text() for path in dumps)
     if done.returncode or not found:
         raise RuntimeError(f"valgrind ended with {done.returncode}: {done.stderr[-500:]}")
     return found
