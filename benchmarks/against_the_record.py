@@ -13,8 +13,12 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
+from multiprocessing import get_context
+from typing import TypeVar
 
 import torch
 from rich.console import Console
@@ -31,6 +35,8 @@ FACTOR = 1.5
 # Instructions are the same in every run to a hundredth; other versions of PyTorch take others.
 FACTOR_OF_INSTRUCTIONS = 1.1
 
+_Result = TypeVar("_Result")
+
 
 @dataclass(frozen=True)
 class Piece:
@@ -40,12 +46,22 @@ class Piece:
     measure: Callable[[], Measured]
 
 
+def apart(measure: Callable[[], _Result]) -> _Result:
+    """Measure in a new process, which raises here what it raised there.
+
+    The rules are timed in forked processes, in which PyTorch hangs where the one that forks has
+    computed with threads: nothing that another piece did may be in it.
+    """
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(measure).result()
+
+
 PIECES = {
-    "engine": Piece(recorded_figures.engine_figures, short_forms.engine),
-    "rules": Piece(recorded_figures.rule_figures, short_forms.rules),
-    "rounds": Piece(recorded_figures.round_figures, short_forms.rounds),
-    "starts": Piece(recorded_figures.start_figures, short_forms.starts),
-    "instructions": Piece(recorded_figures.count_figures, short_forms.instructions),
+    "engine": Piece(recorded_figures.engine_figures, partial(apart, short_forms.engine)),
+    "rules": Piece(recorded_figures.rule_figures, partial(apart, short_forms.rules)),
+    "rounds": Piece(recorded_figures.round_figures, partial(apart, short_forms.rounds)),
+    "starts": Piece(recorded_figures.start_figures, partial(apart, short_forms.starts)),
+    "instructions": Piece(recorded_figures.count_figures, partial(apart, short_forms.instructions)),
 }
 
 

@@ -3,17 +3,19 @@
 Nothing is timed here: what is measured has stand-ins.
 """
 
+import os
 import platform
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from benchmarks import against_the_record, recorded_figures, start_times
-from benchmarks.against_the_record import FACTOR, PIECES, Line, Piece
+from benchmarks.against_the_record import FACTOR, PIECES, Line, Piece, apart
 from benchmarks.aggregation_workload import draw_updates, our_rules
 from benchmarks.aggregators_against_peers import rows
 from benchmarks.instruction_counts import NotCounted, counts, read_counts
@@ -152,6 +154,14 @@ def test_every_figure_of_page_and_measurement_has_a_row(
 ) -> None:
     found = against_the_record.compared(stand_in(measure), TEXT)
     assert {line.key[0]: line.mark for line in found} == marks
+
+
+def test_every_piece_is_measured_in_a_process_of_its_own() -> None:
+    for piece in PIECES.values():
+        assert isinstance(piece.measure, partial) and piece.measure.func is apart
+    assert partial(apart, os.getpid)() != os.getpid()
+    with pytest.raises(NotCounted, match="no valgrind"):
+        apart(missing)
 
 
 @pytest.mark.parametrize(
