@@ -120,6 +120,7 @@ class Comparison:
 
 def compare(num_rows: int, dimension: int) -> Comparison:
     """Measure every rule at one size, each followed by its peers."""
+    logging.getLogger("flwr").setLevel(logging.ERROR)
     num_corrupt = num_rows // 8
     updates = draw_updates(num_rows, dimension, num_corrupt)
     tensor = torch.from_numpy(updates)
@@ -194,7 +195,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--sizes", default=SIZES, help="KxD, separated by commas")
     sizes = parser.parse_args().sizes
-    logging.getLogger("flwr").setLevel(logging.ERROR)
     console = Console(width=140)
     console.print(f"{os.cpu_count()} cores, torch {torch.__version__}, byzfl, Flower")
     for size in sizes.split(","):
