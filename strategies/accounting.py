@@ -17,7 +17,7 @@ from typing import Literal
 
 from .noise import LARGEST_NORMAL
 from .privacy_loss import composed_epsilon, gaussian_epsilon
-from .release import Charge, Release
+from .release import Charge, Release, real, whole
 
 Accountant = Literal["rdp", "prv", "pld"]
 ACCOUNTANTS: tuple[Accountant, ...] = ("rdp", "prv", "pld")
@@ -60,8 +60,8 @@ def spent(charges: Sequence[Charge], delta: float, accountant: Accountant = "rdp
     """ε at `delta` of all `charges`: releases, each with how often it happened.
 
     Infinite where there is a release without noise, or where noise ends before a client's influence
-    is hidden in it (`_cut`). Raises ValueError for a delta outside [10^-100, 1), an unknown
-    accountant, or both kinds of neighbours in one sum.
+    is hidden in it (`_cut`). Raises ValueError for a delta outside [10^-100, 1), counts that are no
+    integers or more than 10^12, an unknown accountant, or both kinds of neighbours in one sum.
     """
     figure, problem = _answer(charges, delta, accountant)
     if problem:
@@ -108,8 +108,7 @@ def calibrate(
     check_delta(delta)
     if not _LEAST_EPSILON <= epsilon < math.inf:
         raise ValueError(f"epsilon = {epsilon} is not allowed: {_LEAST_EPSILON} or more, finite")
-    if rounds < 1:
-        raise ValueError(f"rounds = {rounds} is not allowed: at least 1")
+    rounds = whole("rounds", rounds)
 
     def excess(z: float, by: Accountant) -> float:
         return _answer([(release(z), rounds)], delta, by)[0].epsilon - epsilon
@@ -154,6 +153,7 @@ def check_delta(delta: float) -> None:
 def _answer(charges: Sequence[Charge], delta: float, accountant: Accountant) -> tuple[Figure, str]:
     """The figure, and why another accountant than the one asked for gave it ("": it did not)."""
     check_delta(delta)
+    delta = real("delta", delta)
     if accountant not in ACCOUNTANTS:
         raise ValueError(f"accountant = {accountant!r} is not allowed: {', '.join(ACCOUNTANTS)}")
     counted = _merged(charges)
@@ -213,12 +213,12 @@ def _composed(
 def _merged(charges: Sequence[Charge]) -> list[Charge]:
     total: dict[Release, int] = {}
     for release, count in charges:
-        if count < 0:
-            raise ValueError(f"{count} releases are not allowed: 0 or more")
-        if count:
+        if count != 0:
             # Of clients that take turns each is in every b-th of them.
-            once, turns = replace(release, groups=1), -(-count // release.groups)
-            total[once] = total.get(once, 0) + turns
+            turns = -(-whole("releases", count) // release.groups)
+            once = replace(release, groups=1)
+            # Of more, what one of them costs is lost in the rounding of its logarithm.
+            total[once] = whole("releases", total.get(once, 0) + turns)
     return list(total.items())
 
 

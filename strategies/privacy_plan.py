@@ -33,7 +33,7 @@ from .participation import (
     PoissonParticipation,
     RotatingParticipation,
 )
-from .release import LARGEST_MULTIPLIER, message_release, real, whole
+from .release import LARGEST_MULTIPLIER, check_colluding, message_release, real, whole
 
 Neighbours = Literal["add-remove", "zero-out", "replace-one"]
 NoiseLocation = Literal["server", "client"]
@@ -227,11 +227,7 @@ class PrivacyPlan:
         none of them theirs, they know that it was n of m − k. Raises ValueError unless k is an
         integer from 0 to m − 1.
         """
-        if not isinstance(colluding, int) or not 0 <= colluding < self.num_clients:
-            raise ValueError(
-                f"colluding = {colluding} is not allowed: an integer from 0 to "
-                f"{self.num_clients - 1}, the other clients"
-            )
+        check_colluding(colluding, self.num_clients)
         z, shares = self.noise_multiplier, None
         if self.noise_location == "client":
             shares = self.noise_shares

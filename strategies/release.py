@@ -35,6 +35,15 @@ def real(name: str, value: object) -> float:
     raise ValueError(f"{name} = {value!r:.40} is not allowed: a number")
 
 
+def check_colluding(colluding: object, num_clients: int) -> None:
+    """Raises ValueError, one line, unless it is an integer from 0 to m − 1."""
+    if not isinstance(colluding, int) or not 0 <= colluding < num_clients:
+        raise ValueError(
+            f"colluding = {colluding} is not allowed: an integer from 0 to {num_clients - 1}, the "
+            "other clients"
+        )
+
+
 @dataclass(frozen=True)
 class Release:
     """One noised sum: N(0, (z S)² I) on a sum that neighbouring populations move by at most S.
@@ -73,6 +82,17 @@ class Release:
         return self.shares is None and (self.drawn is None or self.drawn[0] == self.drawn[1])
 
     def __post_init__(self) -> None:
+        # Python's own numbers: accountants compute in the types that they are given, and remember
+        # figures by values that are equal, of whatever type.
+        put = object.__setattr__
+        put(self, "noise_multiplier", real("noise multiplier", self.noise_multiplier))
+        put(self, "sample_rate", real("sample rate", self.sample_rate))
+        put(self, "groups", whole("groups", self.groups))
+        if self.drawn is not None:
+            size, population = self.drawn
+            put(self, "drawn", (whole("clients drawn", size), whole("clients", population)))
+        if self.shares not in (None, "unknown"):
+            put(self, "shares", whole("shares", self.shares))
         if not 0 <= self.noise_multiplier <= LARGEST_MULTIPLIER:
             raise ValueError(
                 f"noise multiplier = {self.noise_multiplier} is not allowed: 0 to "
@@ -80,12 +100,11 @@ class Release:
             )
         if not 0 < self.sample_rate <= 1:
             raise ValueError(f"sample rate = {self.sample_rate} is not allowed: 0 to 1, not 0")
-        if self.drawn is not None and not 1 <= self.drawn[0] <= self.drawn[1]:
+        if self.drawn is not None and self.drawn[0] > self.drawn[1]:
             raise ValueError(
                 f"a cohort of {self.drawn[0]} of {self.drawn[1]} clients is not allowed: "
                 "from 1 to all of them"
             )
-        whole("groups", self.groups)
         if self.groups > 1 and (self.sample_rate < 1 or self.drawn is not None):
             raise ValueError(
                 f"groups = {self.groups} is not allowed with clients that are drawn: those that "

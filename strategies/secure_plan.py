@@ -15,7 +15,7 @@ from blackthorn.settings.rounding import downward
 from .accounting import Charge, is_unbounded
 from .participation import FixedParticipation, FullParticipation
 from .privacy_plan import GIVEN_WEIGHTS, NO_CLAIM, NO_FIGURE, NoiseLocation, PrivacyPlan
-from .release import Release
+from .release import Release, check_colluding
 
 _SENTENCE = (
     "client-level differential privacy of the sums that the server learns, and so of the released "
@@ -100,6 +100,7 @@ class SecurePlan(PrivacyPlan):
     def release(self, colluding: int = 0) -> Release:
         """What a round is charged: z of n' survivors, less what the sum of discrete noises may lose
         to Gaussian ones. `colluding` clients know their shares: z √(1 − k/n') is left."""
+        check_colluding(colluding, self.num_clients)
         z = self.noise_multiplier * CHARGED
         left = z * math.sqrt(max(0.0, 1 - colluding / self.survivors))
         return Release(left, shares=self.survivors, concentrated=True)

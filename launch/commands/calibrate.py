@@ -246,6 +246,7 @@ def dp(
     Example: blackthorn calibrate dp --epsilon 5 --delta 1e-5 --sample-rate 0.2 --rounds 100
     """
     from blackthorn.strategies.accounting import ACCOUNTANTS, calibrate, spent
+    from blackthorn.strategies.release import MOST
 
     if (epsilon is None) == (noise_multiplier is None):
         raise ConfigError(
@@ -255,8 +256,8 @@ def dp(
     if accountant is not None and accountant not in ACCOUNTANTS:
         allowed = ", ".join(ACCOUNTANTS)
         raise ConfigError(f"accountant = {accountant!r} is not allowed: {allowed}")
-    if rounds < 1:
-        raise ConfigError(f"rounds = {rounds} is not allowed: at least 1")
+    if not 1 <= rounds <= MOST:
+        raise ConfigError(f"rounds = {rounds} is not allowed: 1 to {MOST:g}")
     if bands < 1 or (bands > 1 and sample_rate != 1.0):
         raise ConfigError(
             f"bands = {bands} with sample-rate = {exact(sample_rate)} is not allowed: 1 or more, "

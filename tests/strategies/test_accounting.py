@@ -6,6 +6,7 @@ from collections.abc import Callable
 from fractions import Fraction
 
 import dp_accounting
+import numpy as np
 import pytest
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
@@ -254,6 +255,14 @@ def test_prv_leaves_cohorts_without_replacement_to_pld(caplog: pytest.LogCapture
         (lambda: Release(1.0, 0.0), "sample rate = 0"),
         (lambda: Release(1.0, 1.5), "sample rate = 1.5"),
         (lambda: Release(1.0, drawn=(11, 10)), "11 of 10"),
+        (lambda: Release(1.0, drawn=(0, 10)), "clients drawn = 0"),
+        (lambda: Release(1.0, drawn=(1.5, 10)), "clients drawn = 1.5"),  # type: ignore[arg-type]
+        (lambda: Release(1.0, shares=2.5), "shares = 2.5"),  # type: ignore[arg-type]
+        (lambda: spent([(Release(1.0), -1)], DELTA), "releases = -1"),
+        (lambda: spent([(Release(1.0), 2.5)], DELTA), "releases = 2.5"),  # type: ignore[list-item]
+        (lambda: spent([(Release(1.0), math.nan)], DELTA, "pld"), "releases = nan"),  # type: ignore[list-item]
+        (lambda: spent([(Release(1e4, 1e-8), 10**13)], DELTA), "releases = 10000000000000"),
+        (lambda: spent([(Release(1e4, 1e-8), 10**12)] * 2, DELTA), "releases = 2000000000000"),
         (lambda: calibrate_noise_multiplier(0.0, DELTA, 0.1, 10), "epsilon = 0"),
         (lambda: calibrate_noise_multiplier(1.0, DELTA, 0.1, 0), "rounds = 0"),
         (lambda: calibrate_noise_multiplier(1.0, 2.0, 0.1, 1), "delta = 2"),
@@ -263,6 +272,31 @@ def test_wrong_values_are_one_line(wrong: Callable[[], object], said: str) -> No
     with pytest.raises(ValueError, match=said) as caught:
         wrong()
     assert "\n" not in str(caught.value)
+
+
+def _of_any_type(kind: type) -> Release:
+    return Release(kind(300.0), drawn=(np.uint8(100), np.uint8(200)), groups=np.int8(1))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", [np.float16, np.float32, np.float64, Fraction, int])
+def test_a_figure_is_the_same_whatever_type_its_numbers_have(kind: type) -> None:
+    """A sum of counts overflowed in NumPy's small integers, and z² in its small floats; what was
+    so computed once was remembered for Python's own numbers, which are equal."""
+    accounting._rdp.cache_clear()
+    accounting._rdp_epsilon_poisson.cache_clear()
+    accounting._rdp_epsilon_drawn.cache_clear()
+    charges = [(Release(kind(300)), np.uint8(200)), (Release(kind(300)), np.uint8(100))]
+    written_out = min(
+        300 * a / (2 * 300**2) + math.log((a - 1) / a) - math.log(DELTA * a) / (a - 1)
+        for a in accounting._ORDERS
+    )
+    for accountant in accounting.ACCOUNTANTS:
+        told = spent(charges, DELTA, accountant)  # type: ignore[arg-type]
+        assert told == spent([(Release(300.0), 300)], DELTA, accountant)
+    assert spent(charges, DELTA).epsilon == pytest.approx(written_out, rel=1e-9)  # type: ignore[arg-type]
+    assert _of_any_type(kind) == Release(300.0, drawn=(100, 200))
+    assert type(_of_any_type(kind).noise_multiplier) is float
+    assert all(type(n) is int for n in _of_any_type(kind).drawn or ())
 
 
 @pytest.mark.parametrize(

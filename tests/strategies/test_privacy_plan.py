@@ -27,6 +27,7 @@ from blackthorn.strategies.noise import (
     longest_noised,
     missing_share,
 )
+from blackthorn.strategies.secure_plan import SecurePlan
 
 
 def plan(**options: Any) -> PrivacyPlan:
@@ -175,9 +176,11 @@ def test_what_is_left_against_clients_that_pool_what_they_know() -> None:
         assert shared.release(colluding=k).noise_multiplier == pytest.approx(math.sqrt(unknown))
     assert shared.release().noise_multiplier == z
     assert plan().release(colluding=900) == plan().release()
+    secure = SecurePlan(ClipNorm(1.0), z, num_clients=m, rounds=1, survivors=m - 1, delta=0.01)
     for wrong in (-1, m, 0.5):
-        with pytest.raises(ValueError, match=f"colluding = {wrong} is not allowed: an integer"):
-            fixed.release(colluding=wrong)  # type: ignore[arg-type]
+        for each in (fixed, secure):
+            with pytest.raises(ValueError, match=f"colluding = {wrong} is not allowed: an integer"):
+                each.release(colluding=wrong)  # type: ignore[arg-type]
     one, none = fixed.figure(colluding=1).epsilon, fixed.figure().epsilon
     assert one > none
 
