@@ -306,7 +306,8 @@ class ClientRegistry:
         nodes' answers. Who answers with an error is waited for all the same: it may come back with
         other examples.
         """
-        deadline = time.monotonic() + timeout
+        began = time.monotonic()
+        deadline = began + timeout
         told = False
         while True:
             self.refresh(transport, timeout)
@@ -316,7 +317,9 @@ class ClientRegistry:
                 raise NotEnoughClients(f"of {len(self._online)} connected nodes each {NOT_SAID}")
             if time.monotonic() >= deadline:
                 break
-            if not (told or self.awaited()):
+            # Who was just asked has a moment to answer before the operator is told.
+            asking = self.awaited() and time.monotonic() - began < min(self.grace, timeout / 2)
+            if not (told or asking):
                 logger.info(WAITING, f"{num_clients} clients, {len(self.online())} are", timeout)
                 told = True
             time.sleep(min(transport.polling.nodes, max(0.0, deadline - time.monotonic())))

@@ -27,8 +27,9 @@ from .local_rule import how_to_attest
 MAX_EXAMPLES = 10**12
 # Rules take products of up to four updates in float64; every float32 is far below this.
 MAX_UPDATE = 1e70
-# Flower's code for a message whose node has gone.
-_NODE_UNAVAILABLE = 5
+# Flower's codes for a message whose time was over when its reply was asked for, and for one whose
+# node has gone: its own words, by the SuperLink.
+_MESSAGE_UNAVAILABLE, _NODE_UNAVAILABLE = 3, 5
 
 # What Flower makes of an exception on the client, `<class 'a.b.C'>:<'its text'>`; Python writes
 # C: its text.
@@ -209,8 +210,9 @@ def _check_statistics(state: dict[str, np.ndarray], layout: ModelLayout) -> None
 def content_of(message: Message) -> RecordDict:
     """The reply's content. Raises RejectedReply if the client answered with an error."""
     if message.has_error():
+        if message.error.code == _MESSAGE_UNAVAILABLE:
+            raise RejectedReply(LATE)
         if message.error.code == _NODE_UNAVAILABLE:
-            # Flower's own word, by the SuperLink.
             raise RejectedReply("its node is no longer connected")
         told = _EXCEPTION.sub(r"\1: \2", message.error.reason or "").removesuffix(": ")
         # In Flower's simulation a traceback stands before it.

@@ -62,8 +62,14 @@ class Federation:
     environment: dict[str, str]
 
     def make(self, *arguments: str) -> str:
+        return self._run("make", "--no-print-directory", *arguments)
+
+    def command(self, *arguments: str) -> str:
+        return self._run(str(self.repository / "docker" / "federation"), *arguments)
+
+    def _run(self, *command: str) -> str:
         done = subprocess.run(
-            ["make", "--no-print-directory", *arguments],
+            command,
             cwd=self.repository,
             env=self.environment,
             capture_output=True,
@@ -169,6 +175,7 @@ def test_over_tls_a_run_outlives_its_containers(
         check_whole(folder, STRUCK_ROUNDS, said)
         check_isolation(one)
         assert f"client-{ATTACKER}" in status(one)
+        check_secure_aggregation(one)
 
 
 def check_whole(folder: Path, rounds: int, said: str) -> None:
@@ -184,21 +191,32 @@ def check_whole(folder: Path, rounds: int, said: str) -> None:
     assert summary["clients"] == {"invited": replies, "replied": replies, "rejected": 0}
 
 
+def check_secure_aggregation(one: Federation) -> None:
+    """Its clients' updates are masked, so that no attacker may be among them."""
+    docker("stop", one.container(f"client-{ATTACKER}"))
+    recipe = one.folder / "masked.toml"
+    recipe.write_text(
+        'algorithm = "secure-dp-fedavg"\ntask = "digits"\nparticipation = "full"\n'
+        "num-server-rounds = 2\nclip-norm = 3.0\nnoise-multiplier = 1.0\ndelta = 1e-4\n"
+        'secure-dropouts = 0.0\noutput-dir = "runs/masked"\n'
+    )
+    said = one.command("run", str(recipe), "--clients", str(CLIENTS))
+    summary = read_summary(one.run_folder("masked"))
+    assert summary is not None, said
+    assert (summary["status"], summary["rounds_completed"]) == ("completed", 2), said
+    assert "against everybody, the server too" in summary["privacy"]["claim"]
+    assert all("skipped" not in entry for entry in read_metrics(one.run_folder("masked"))), said
+
+
 def last_round(folder: Path) -> int:
     return max((entry["round"] for entry in read_metrics(folder)), default=-1)
 
 
 def status(one: Federation) -> str:
     """Who is connected: all are."""
-    done = subprocess.run(
-        [str(one.repository / "docker" / "federation"), "status"],
-        env=one.environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.stdout.count("online") == CLIENTS + BYZANTINE, done.stdout + done.stderr
-    return done.stdout
+    said = one.command("status")
+    assert said.count("online") == CLIENTS + BYZANTINE, said
+    return said
 
 
 def check_isolation(one: Federation) -> None:

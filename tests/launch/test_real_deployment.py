@@ -307,7 +307,8 @@ def test_a_failed_run_ends_with_1(
     told = f"client 3: data-path 'data.npz': {wrong}"
     assert told in errors.splitlines()
     assert failed.endswith(f"; {told}")
-    assert "waiting for 5 clients, 3 are connected: 20 s (start-timeout) at most" in errors
+    # On a busy machine it is told before all three have said who they are.
+    assert re.search(r"waiting for 5 clients, \d are connected: 20 s \(start-timeout\)", errors)
     assert go_on.startswith("to go on with it: blackthorn run ")
     assert "--set resume=" in go_on
     assert misfit.text().count("cannot take part in run") == 1

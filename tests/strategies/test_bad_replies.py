@@ -106,9 +106,14 @@ def test_an_update_that_overflows_ends_no_round(make: Callable[..., FederatedStr
         assert report.skipped is None
 
 
-def test_errors_written_by_the_superlink_are_attributed() -> None:
+@pytest.mark.parametrize(
+    ("code", "reason"), [(3, "no reply by the deadline"), (5, "its node is no longer connected")]
+)
+def test_errors_written_by_the_superlink_are_attributed(code: int, reason: str) -> None:
+    """The first where a message's time is over just before the round's is."""
+
     def gone(message: Message) -> Message:
-        error = Message(Error(5, "node unavailable"), reply_to=message)
+        error = Message(Error(code, "in Flower's words"), reply_to=message)
         error.metadata.__dict__["_src_node_id"] = 1
         return error
 
@@ -119,7 +124,7 @@ def test_errors_written_by_the_superlink_are_attributed() -> None:
         by_hand([range(5)] * 3)[-1],
     )
     assert diary.reports[0].rejected[0].client == NODES[5]
-    assert diary.reports[0].rejected[0].reason == "its node is no longer connected"
+    assert diary.reports[0].rejected[0].reason == reason
 
 
 def test_a_node_that_never_says_who_it_is_delays_no_round() -> None:

@@ -81,6 +81,22 @@ def test_waiting_is_bounded_and_names_the_missing() -> None:
     )
 
 
+def test_who_does_not_say_who_it_is_keeps_nobody_from_being_told_of_the_wait(
+    never: threading.Event, caplog: pytest.LogCaptureFixture
+) -> None:
+    def held(message: Message) -> Message | None:
+        never.wait(LONG)
+        return holds(1)(message)
+
+    caplog.set_level(logging.INFO, logger="blackthorn")
+    registry = ClientRegistry("query", grace=0.1)
+    with pytest.raises(NotEnoughClients):
+        registry.wait_for(MemoryGrid({100: held, 101: holds(0)}), 2, 2, SHORT)
+    assert registry.awaited() == {100}
+    (told,) = [r.message for r in caplog.records if r.message.startswith("waiting for ")]
+    assert told == "waiting for 2 clients, 1 are connected: 1 s (start-timeout) at most"
+
+
 def test_a_long_list_of_the_missing_is_cut_short() -> None:
     with pytest.raises(NotEnoughClients) as caught:
         ClientRegistry("query").wait_for(MemoryGrid({}), 1000, 1, 0.0)
