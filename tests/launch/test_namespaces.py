@@ -73,6 +73,50 @@ def test_of_the_clients_nothing_answers(federation: Federation) -> None:
         assert federation.server.reachable_ports(client, listening) == set()
 
 
+def test_over_a_port_without_tls_the_claim_counts_who_is_on_the_way(
+    federation: Federation, repository: Path
+) -> None:
+    programs, here = federation.bench, federation.server.prefix
+    server = programs.start(
+        *("plain-server", "server", "--host", SERVER, "--insecure", "--i-know", "--state", "plain"),
+        *("--port", 9192, "--control", "127.0.0.1:9193"),
+        prefix=here,
+    )
+    server.says("ready:")
+    clients = [
+        programs.start(
+            *(f"plain-client{i}", "client", "--server", f"{SERVER}:9192", "--insecure"),
+            *("--i-know", "--client-id", i),
+            prefix=federation.clients[i].prefix,
+        )
+        for i in range(2)
+    ]
+    for client in clients:
+        client.says(f"connected to {SERVER}")
+    settings = {
+        "algorithm": "dp-fedavg",
+        "num-server-rounds": 1,
+        "participation": "full",
+        "sample-rate": 1.0,
+        "epsilon": 0.0,
+        "noise-multiplier": 1.0,
+        "output-dir": "runs/plain",
+    }
+    done = programs.call(
+        *("run", repository / "recipes" / "dp-digits.toml", "--server", "127.0.0.1:9193"),
+        *("--insecure", "--follow", "--clients", 2),
+        *(part for key, value in settings.items() for part in ("--set", f"{key}={value}")),
+        prefix=here,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr + server.text()
+    for program in (*clients, server):
+        program.stop()
+    summary = read_summary(programs.folder / "plain" / "runs" / "plain")
+    assert summary is not None
+    assert summary["privacy"]["covers_clients"] is False
+    assert "whoever is on the way to it, who reads what clients send" in summary["privacy"]["claim"]
+
+
 def test_a_run_survives_an_outage_loss_and_a_slow_link(
     federation: Federation, repository: Path
 ) -> None:
