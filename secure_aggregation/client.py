@@ -109,7 +109,9 @@ class SecureClient:
         seed = entropy(KEY_BYTES)
         holders = [one.client for one in neighbours]
         *of_seed, own = shamir.share(seed, needed, [*holders, self.client], entropy)
-        of_key = shamir.share(self.masking.private, needed, holders, entropy)
+        # Of three clients t is three, and a client's own share is none of its masking key's. Where
+        # all have to be in the sum nobody's masking key is ever asked for.
+        of_key = shamir.share(self.masking.private, min(needed, len(holders)), holders, entropy)
         sealed = {
             one.client: seal(
                 self._sealing_key(one),

@@ -38,19 +38,22 @@ def total_of(round_: Round) -> list[int]:
 
 
 @pytest.mark.parametrize("exchange", EXCHANGES)
-@pytest.mark.parametrize("threshold", [HALF, 2 / 3])
+@pytest.mark.parametrize(
+    ("clients", "survivors", "threshold"),
+    [(3, 3, 2 / 3), (4, 3, 2 / 3), (5, 4, 2 / 3), (3, 3, HALF), (4, 3, HALF), (5, 3, HALF)],
+)
 def test_whoever_vanishes_the_sum_of_the_others_is_exact_or_the_round_is_refused(
-    exchange: str, threshold: float
+    exchange: str, clients: int, survivors: int, threshold: float
 ) -> None:
-    """Every set of the five clients, in every exchange."""
-    terms = Terms(5, 4 if threshold > HALF else 3, threshold)
+    """Every set of the clients, in every exchange; of three that are left all have to stay."""
+    terms = Terms(clients, survivors, threshold)
     numbers = numbers_of(terms, 4)
-    for size in range(6):
-        for silent in combinations(range(5), size):
+    for size in range(clients + 1):
+        for silent in combinations(range(clients), size):
             one = Round(terms, silent={exchange: silent})
-            left = [i for i in range(5) if i not in silent]
+            left = [i for i in range(clients) if i not in silent]
             enough = len(left) >= (
-                terms.shares_needed(5) if exchange in AFTER_MASKED else terms.survivors
+                terms.shares_needed(clients) if exchange in AFTER_MASKED else terms.survivors
             )
             if not enough:
                 with pytest.raises(TooFew, match="the round is refused"):
@@ -58,7 +61,7 @@ def test_whoever_vanishes_the_sum_of_the_others_is_exact_or_the_round_is_refused
                     one.total()
                 continue
             one.up_to_masked(numbers)
-            summed = range(5) if exchange in AFTER_MASKED else left
+            summed = range(clients) if exchange in AFTER_MASKED else left
             assert total_of(one) == exact(numbers, [*summed])
             assert one.server.alive == [*summed]
 
