@@ -84,7 +84,7 @@ class FederatedStrategy(RoundHooks, Strategy):
         self._min_replies = min_replies
         self._quorum_watch = QuorumWatch(fail_after)
         self._enough_replies = enough_replies
-        self._evaluate_every = evaluate_every
+        self._evaluate_every = int(evaluate_every)
         self._output = output or OutputIterate()
         self._observers = list(observers)
         self._shared, self._statistics = tuple(shared), statistics
@@ -186,7 +186,7 @@ class FederatedStrategy(RoundHooks, Strategy):
         """Where the run stands after the round that was published last, for `start`.
 
         To be asked for by the round's observers, or where `between_rounds` holds: in the next
-        round model and ledger move apart. The arrays are views: write them down before.
+        round model and ledger move apart. It is a copy: what is written into it changes nothing.
         """
         model, iterates = self._require_model(), self._iterates
         # The round that clients are being asked for is not on record: who goes on counts it.
@@ -381,7 +381,7 @@ class FederatedStrategy(RoundHooks, Strategy):
         """Round 0: the initial model's metrics, where the server can evaluate it."""
         if evaluate_fn is None:
             return {}
-        model = self._require_model().current.clone()
+        model = self._require_model().current
         report = RoundReport(0, [], [], [], self._local_lr, model, confidential=self.confidential)
         self._evaluation.at_the_server(report, result, arrays, evaluate_fn)
         self._evaluation.gained(report.metrics)

@@ -102,7 +102,7 @@ class NoiseRecord:
 
     def keep(self, server_round: int, released: np.ndarray) -> None:
         """The round's noise and what it releases, on disk when this returns."""
-        self._released = (server_round, released)
+        self._released = (server_round, released.copy())
         if self.folder is None:
             return
         content = io.BytesIO()
@@ -117,13 +117,13 @@ class NoiseRecord:
         Raises ValueError for a file that is damaged, or another run's.
         """
         if self._released is not None and self._released[0] == server_round:
-            return self._released[1]
+            return self._released[1].copy()
         if self.folder is None or not self.holds(server_round):
             return None
         noise, released = self._read(noise_file(self.folder, server_round))
         self._remember(server_round, noise)
         self._released = (server_round, released)
-        return released
+        return released.copy()
 
     def holds(self, server_round: int) -> bool:
         """Whether what the round released is known."""

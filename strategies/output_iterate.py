@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -35,6 +36,7 @@ class OutputIterate:
     judge: Judge = field(default_factory=Judge)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "contraction", float(self.contraction))
         if self.rule in WEIGHTED and not 0 < self.contraction < 1:
             raise ValueError(
                 f"mu * eta_g * eta_l * K / 2 = {self.contraction:g} is not allowed with "
@@ -148,7 +150,7 @@ class IterateKeeper:
     ) -> None:
         """Go on from `arrays`, `values` and `means` of another keeper; what it drew stays drawn."""
         self._kept, self.server_round = arrays, values["server_round"]
-        self._wanted, self._best = values["wanted"], values["best"]
+        self._wanted, self._best = values["wanted"], copy(values["best"])
         if self._mean is not None:
             self._mean.restore(self.server_round + 1, means or {}, arrays)
 

@@ -2,7 +2,7 @@
 
 import logging
 import math
-from copy import copy
+from copy import copy, deepcopy
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -34,6 +34,7 @@ class Refusal:
 @dataclass
 class RoundReport:
     """Everything observers may read of one round; each has a copy, and changing it changes nothing.
+    (Where nothing is claimed `updates` is one tensor for all, which observers leave as it is.)
 
     `accepted` lists the clients whose replies passed screening, in the order of the rows of
     `updates` [K, d] (gradient units, before bounding) and of `weights` [K] (the rule's own).
@@ -88,12 +89,16 @@ class RoundReport:
     confidential: bool = False
 
     def copied(self) -> "RoundReport":
-        """Another one, with lists and mappings of its own and the same arrays: who reads it decides
+        """Another one, with lists, mappings, tensors and arrays of its own: who reads it decides
         neither what others read nor how the run goes on."""
         found = copy(self)
-        for name, value in vars(found).items():
-            if isinstance(value, list | dict):
-                setattr(found, name, copy(value))
+        for name, value in vars(self).items():
+            if name == "updates" and not self.confidential:
+                # It may be most of what the server holds. Under a claim it is copied all the same:
+                # there the mechanism itself has needed more, in float64.
+                continue
+            own = value.clone() if isinstance(value, torch.Tensor) else deepcopy(value)
+            setattr(found, name, own)
         return found
 
     def metric_record(self) -> MetricRecord:

@@ -311,8 +311,7 @@ def close_round(
         _measure(hooks, context, screened, report, model.layout.precision)
         weights = context.cohort.weights(context.accepted, examples)
         _update_model(hooks, context, screened, weights, model, step, report)
-    # The observers' own: what they do to it changes nothing.
-    report.model, report.statistics = model.current.clone(), model.named_statistics()
+    report.model, report.statistics = model.current, model.named_statistics()
     return report
 
 
@@ -359,7 +358,8 @@ def _update_model(
         aggregate = hooks.combine(screened.updates, weights, context)
         combined = time.monotonic()
         report.told = dict(hooks.told)
-        vector = hooks.after_release.on_aggregate(aggregate.vector, context.local_lr)
+        # Its own: what is kept, or written into, is not what was released, or is done again.
+        vector = hooks.after_release.on_aggregate(aggregate.vector.clone(), context.local_lr)
         if vector.shape != context.model.shape:
             raise ValueError(
                 f"the server's step has the shape {list(vector.shape)}, not that of the model, "
@@ -375,10 +375,7 @@ def _update_model(
     model.average_statistics(screened.statistics, _kept(aggregate))
     report.seconds["aggregation"] = combined - began
     report.seconds["server-step"] = time.monotonic() - combined
-    # With momentum the model may keep the vector itself.
-    kept_by_model = model.velocity is not None
-    report.aggregate = aggregate.vector.clone() if kept_by_model else aggregate.vector
-    report.weights = aggregate.weights
+    report.aggregate, report.weights = aggregate.vector, aggregate.weights
     report.iterations = aggregate.iterations
     kept = aggregate.survivors.tolist()
     report.filtered = [c for c, keep in zip(context.accepted, kept, strict=True) if not keep]

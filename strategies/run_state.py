@@ -5,6 +5,7 @@ and the round, and those for privacy draw from the operating system.
 """
 
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,10 +44,12 @@ class RunState:
         values: Mapping[str, Any],
         own: Mapping[str, Any],
     ) -> "RunState":
-        """The state of a run, with what its algorithm has to remember, vectors among it."""
+        """The state of a run, with what its algorithm has to remember, vectors among it: a copy,
+        so that neither the run changes what it says, nor its holder the run."""
         vectors = {OWN + name: v for name, v in own.items() if isinstance(v, np.ndarray)}
         others = {name: v for name, v in own.items() if not isinstance(v, np.ndarray)}
-        return cls(server_round, {**arrays, **vectors}, {**values, "own": others})
+        named, told = deepcopy(({**arrays, **vectors}, {**values, "own": others}))
+        return cls(server_round, named, told)
 
     def arrays_of_run(self) -> dict[str, np.ndarray]:
         """The arrays but for the algorithm's own and the means."""

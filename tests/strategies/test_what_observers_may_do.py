@@ -1,15 +1,25 @@
-"""Under a claim nothing of what observers or own classes see of single updates comes back into what
-is released: not by the report, not by what follows the noise, not by rates, steps or outputs."""
+"""What an observer writes, into a report or a state, is its own: neither the run, nor what follows
+the noise, nor another observer has it."""
 
-import threading
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from noised_rounds import LR, START, grid, plan, state_of, weights
+from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
+from memory_grid import MemoryGrid
+from noised_rounds import CLIENTS, LR, START, grid, plan, state_of, weights
 
-from blackthorn.strategies import DPFedAvg, LocalRate, OutputIterate, PrivacyPlan, ServerStep
+from blackthorn.client_app.messages import read_round
+from blackthorn.strategies import (
+    DPFedAvg,
+    OutputIterate,
+    PrivacyPlan,
+    RotatingParticipation,
+    ServerStep,
+)
 from blackthorn.strategies.reports import RoundReport
+from blackthorn.strategies.run_state import RunState
 
 OPTIONS: dict[str, Any] = {"local_rate": LR, "statistics": "server", "start_timeout": 2.0}
 
@@ -42,120 +52,128 @@ def test_what_an_observer_writes_into_a_report_is_its_own() -> None:
         assert report.aggregate is not None
 
 
-class Tells(DPFedAvg):
-    """What follows the noise in it would be the mean of the updates themselves."""
-
-    def __init__(self, privacy: PrivacyPlan, **options: Any) -> None:
-        self.seen: list[torch.Tensor] = []
-        options["observers"] = [self.look, *options.get("observers", ())]
-        super().__init__(privacy, **options)
-
-    def look(self, report: RoundReport) -> None:
-        assert report.updates is not None
-        self.seen.append(report.updates.mean(dim=0))
-
-    def on_aggregate(self, vector: torch.Tensor, local_lr: float) -> torch.Tensor:
-        del local_lr
-        return self.seen[-1].to(vector) if self.seen else vector
-
-
-def test_what_follows_the_noise_does_not_see_what_observers_have_seen() -> None:
-    released: list[RoundReport] = []
-    strategy = Tells(plan(), observers=[released.append], **OPTIONS)
-    result = run(strategy, rounds=1)
-    run(again := Tells(plan(claim=False), **OPTIONS), rounds=2)
-    assert len(again.seen) == 2
-    moved = torch.from_numpy(START - weights(result.arrays))
-    assert released[0].aggregate is not None
-    torch.testing.assert_close(moved / LR, released[0].aggregate.double(), rtol=1e-3, atol=1e-4)
-    assert strategy.seen, "its observer has seen the updates"
-    assert strategy.after_release is not strategy
-    assert strategy.after_release.seen == []  # type: ignore[attr-defined]
-
-
-def test_whom_the_server_knows_is_not_there_after_the_noise() -> None:
-    class Counts(DPFedAvg):
-        def on_aggregate(self, vector: torch.Tensor, local_lr: float) -> torch.Tensor:
-            del local_lr
-            return vector * len(self._registry.online())
-
-    with pytest.raises(AttributeError, match="_registry"):
-        run(Counts(plan(), **OPTIONS))
-    run(Counts(plan(claim=False), **OPTIONS))
-
-
-class Smoothed(DPFedAvg):
-    """A momentum of its own, of what is released."""
-
-    def __init__(self, privacy: PrivacyPlan, **options: Any) -> None:
-        super().__init__(privacy, **options)
-        self.mean: torch.Tensor | None = None
-
-    def on_aggregate(self, vector: torch.Tensor, local_lr: float) -> torch.Tensor:
-        del local_lr
-        self.mean = vector if self.mean is None else 0.5 * self.mean + 0.5 * vector
-        return self.mean
-
-
-def test_attributes_of_one_s_own_live_on_from_one_release_to_the_next() -> None:
+def test_what_it_writes_into_tensors_is_its_own_as_well() -> None:
     seen: list[RoundReport] = []
-    result = run(Smoothed(plan(), observers=[seen.append], **OPTIONS), rounds=2)
-    first, second = (report.aggregate for report in seen)
-    assert first is not None and second is not None
+
+    def overwrites(report: RoundReport) -> None:
+        for value in (report.updates, report.aggregate, report.weights, report.model):
+            assert value is not None
+            value.fill_(1e6)
+
+    strategy = DPFedAvg(plan(), observers=[overwrites, seen.append], **OPTIONS)
+    result = run(strategy)
+    for report in seen:
+        for value in (report.updates, report.aggregate, report.weights, report.model):
+            assert value is not None
+            assert float(value.abs().max()) < 1e3
+    np.testing.assert_array_equal(seen[-1].model.double().numpy(), weights(result.arrays))
+
+
+class Late(DPFedAvg):
+    """Steps along the release of the round before."""
+
+    def __init__(self, privacy: PrivacyPlan, **options: Any) -> None:
+        super().__init__(privacy, **options)
+        self.last: torch.Tensor | None = None
+
+    def on_aggregate(self, vector: torch.Tensor, local_lr: float) -> torch.Tensor:
+        del local_lr
+        before, self.last = self.last, vector
+        return 0 * vector if before is None else before
+
+
+def test_nor_does_it_write_into_what_follows_the_noise_has_kept() -> None:
+    released: list[torch.Tensor] = []
+
+    def overwrites(report: RoundReport) -> None:
+        assert report.updates is not None and report.aggregate is not None
+        released.append(report.aggregate.clone())
+        report.aggregate.copy_(report.updates.mean(dim=0))
+
+    result = run(Late(plan(), observers=[overwrites], **OPTIONS))
     moved = torch.from_numpy(START - weights(result.arrays))
-    expected = LR * (first + 0.5 * first + 0.5 * second).double()
-    torch.testing.assert_close(moved, expected, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(moved / LR, released[0].double(), rtol=1e-3, atol=1e-4)
 
 
-def test_what_cannot_be_copied_claims_nothing() -> None:
-    class Locked(DPFedAvg):
-        def __init__(self, privacy: PrivacyPlan, **options: Any) -> None:
-            super().__init__(privacy, **options)
-            self.lock = threading.Lock()
-
-    with pytest.raises(ValueError, match=r"Locked holds what cannot be copied .*no privacy is"):
-        run(Locked(plan(), **OPTIONS))
-    run(Locked(plan(claim=False), **OPTIONS))
-
-
-def test_somebody_else_s_object_after_the_noise_claims_nothing() -> None:
-    strategy = DPFedAvg(plan(), **OPTIONS)
-    strategy.after_release = Tells(plan(claim=False), **OPTIONS)
-    with pytest.raises(ValueError, match="overrides after_release of PrivateAveraging"):
-        run(strategy)
+def sends_ones(message: Message) -> Message:
+    """The client's update is 1 everywhere, and its model float64."""
+    asked = read_round(message)
+    arrays = {"weight": Array(asked.arrays["weight"].numpy() - asked.local_lr)}
+    metrics = MetricRecord({"num-examples": 1})
+    return Message(
+        RecordDict({"arrays": ArrayRecord(arrays), "metrics": metrics}), reply_to=message
+    )
 
 
-class ByNorm(LocalRate):
-    def after_round(self, rate: float, gained: float | None, server_round: int = 0) -> float:
-        del gained, server_round
-        return rate
+def test_a_round_that_is_done_again_is_what_it_was_whatever_was_written() -> None:
+    """Also where the model's precision is the noise's own, so that neither is rounded."""
+    states: list[RunState] = []
+    released: list[torch.Tensor] = []
+
+    def overwrites(report: RoundReport) -> None:
+        assert report.aggregate is not None
+        released.append(report.aggregate.clone())
+        report.aggregate.fill_(1e6)
+        states.append(strategy.state())
+
+    turns = plan(participation=RotatingParticipation(2, 0), neighbours="zero-out", rounds=2)
+    strategy = DPFedAvg(turns, observers=[overwrites], **OPTIONS)
+    start = ArrayRecord({"weight": Array(np.zeros(50))})
+    for state in (None, 0):
+        strategy.start(
+            MemoryGrid({10 + i: sends_ones for i in range(CLIENTS)}),
+            start,
+            num_rounds=2,
+            timeout=20,
+            from_state=None if state is None else states[state],
+        )
+    assert strategy.ledger.rounds == 2
+    _, second, again = released
+    torch.testing.assert_close(again, second, rtol=0, atol=0)
 
 
-class Steps(ServerStep):
-    pass
+@pytest.mark.parametrize("rule", ["last", "uniform-average"])
+def test_what_is_written_into_a_state_is_the_writer_s_own(rule: Any) -> None:
+    seen: list[RoundReport] = []
+
+    def overwrites(report: RoundReport) -> None:
+        seen.append(report)
+        for array in strategy.state().arrays.values():
+            array[...] = 1e6
+
+    step, output = ServerStep(momentum=0.5), OutputIterate(rule)
+    strategy = DPFedAvg(plan(), observers=[overwrites], server_step=step, output=output, **OPTIONS)
+    result = run(strategy, rounds=3)
+    models = [START, *(report.model.double().numpy() for report in seen)]
+    assert float(np.abs(models[-1]).max()) < 1e3
+    expected = models[-1] if rule == "last" else np.mean(models[:3], axis=0)
+    np.testing.assert_allclose(weights(result.arrays), expected, rtol=1e-5, atol=1e-5)
 
 
-class Outputs(OutputIterate):
-    pass
+def test_nor_does_a_state_that_is_written_into_decide_which_iterate_is_best() -> None:
+    """Neither one that the run has given, nor the one that it goes on from."""
+    held: list[RunState] = []
 
+    def overwrites(report: RoundReport) -> None:
+        if report.server_round == 0:
+            return
+        for state in (strategy.state(), *held):
+            state.values["output"]["best"]["accuracy"] = 0.0
 
-@pytest.mark.parametrize(
-    ("name", "one", "published"),
-    [
-        ("local_rate", ByNorm(LR), "LocalRate"),
-        ("server_step", Steps(), "ServerStep"),
-        ("output", Outputs(), "OutputIterate"),
-    ],
-)
-def test_what_acts_on_rates_and_releases_is_as_published(
-    name: str, one: Any, published: str
-) -> None:
-    options = {**OPTIONS, name: one}
-    told = rf"{name} is of class {type(one).__name__}, so that no privacy .*use {published} as pub"
-    with pytest.raises(ValueError, match=told):
-        DPFedAvg(plan(), **options)
-    run(DPFedAvg(plan(claim=False), **options))
-    later = DPFedAvg(plan(), **OPTIONS)
-    setattr(later, {"local_rate": "_rate", "server_step": "_step"}.get(name, "_output"), one)
-    with pytest.raises(ValueError, match=told):
-        run(later)
+    strategy = DPFedAvg(plan(), observers=[overwrites], output=OutputIterate("best"), **OPTIONS)
+
+    def goes_down(server_round: int, arrays: ArrayRecord) -> MetricRecord:
+        del arrays
+        return MetricRecord({"accuracy": 0.9 - 0.1 * server_round})
+
+    for rounds in (2, 3):
+        strategy.start(
+            grid(),
+            state_of(START),
+            num_rounds=rounds,
+            timeout=20,
+            evaluate_fn=goes_down,
+            from_state=held[0] if held else None,
+        )
+        assert strategy.output_round == 0
+        held.append(strategy.state())
