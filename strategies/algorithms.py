@@ -36,6 +36,7 @@ from .own_mechanism import (
     names_of,
     overridden,
     published,
+    seeing_releases_alone,
 )
 from .participation import CohortPlan
 from .privacy_plan import PrivacyPlan
@@ -213,7 +214,8 @@ def check_own_mechanism(
     strategy: FederatedStrategy, plan: PrivacyPlan, options: StrategyOptions, ledger: Path | None
 ) -> None:
     """Raises ValueError, one line, where the constructor of an own algorithm that claims privacy
-    has put something in place of the mechanism, or has not passed on the plan or the ledger."""
+    has put something in place of the mechanism, has not passed on the plan or the ledger, or has
+    left what cannot be copied."""
     assert isinstance(strategy, PrivateAveraging)  # as it claims privacy
     path = None if ledger is None else behind_links(ledger)
     ledger_is_of = strategy.ledger.plan, strategy.ledger.path
@@ -229,6 +231,8 @@ def check_own_mechanism(
     own = {name for name in held.keys() & names_of(base) if name not in usual}
     changed = {name for name in usual.keys() - OF_NO_CLAIM if _differs(held, usual, name)}
     check_untouched("it", own | changed, OR_NO_CLAIM)
+    # Here already it is found what it holds that could not be copied.
+    seeing_releases_alone(strategy)
 
 
 def _differs(held: Mapping[str, Any], usual: Mapping[str, Any], name: str) -> bool:

@@ -6,8 +6,10 @@ method, and whatever its constructor or anybody else has set otherwise, is found
 changes the library's own classes, or what lies inside of the objects that it holds, has left it.
 """
 
+import io
+import pickle
 from collections.abc import Iterable
-from copy import deepcopy
+from dataclasses import fields
 from types import GetSetDescriptorType, NoneType
 from typing import Any
 from weakref import WeakValueDictionary
@@ -72,6 +74,7 @@ _OF_A_RUN = {
     *("knows_rounds_begun", "output_round", "is_judged", "between_rounds", "_configured"),
     *("_configured_evaluation", "_sent_in", "_population", "_refusal"),
 }
+_PLAIN = frozenset({bool, int, float, str, NoneType})
 # What `seeing_releases_alone` has made, by its id.
 _MADE: WeakValueDictionary[int, Any] = WeakValueDictionary()
 OR_NO_CLAIM = "or claim = False in its privacy plan (no figure is then told)"
@@ -104,9 +107,9 @@ def check_published(strategy: Any) -> None:
 
 def _check_parts(strategy: Any, base: Any) -> None:
     """Nor have the plan, what it is made of, or what acts on rates and releases methods of
-    somebody's own, which could hang on more than is released."""
+    somebody's own, which could hang on more than is released; nor the numbers and texts in them."""
     plan = strategy.privacy
-    for name, one, kinds in (
+    parts: tuple[tuple[str, Any, tuple[type, ...]], ...] = (
         ("privacy", plan, (base.plan_kind,)),
         ("clip_norm", plan.clip_norm, (ClipNorm,)),
         ("participation", plan.participation, _PARTICIPATIONS),
@@ -115,40 +118,82 @@ def _check_parts(strategy: Any, base: Any) -> None:
         ("server_step", strategy._step, (ServerStep,)),
         ("output", strategy._output, (OutputIterate,)),
         ("output.judge", strategy._output.judge, (Judge,)),
-    ):
+    )
+    known = _PLAIN.union(*(kinds for _, _, kinds in parts))
+    for name, one, kinds in parts:
         if type(one) not in kinds:
             allowed = " or ".join(kind.__name__ for kind in kinds if kind is not NoneType)
             raise ValueError(
                 f"{name} is of class {type(one).__name__}, so that no privacy is claimed: use "
                 f"{allowed} as published, {OR_NO_CLAIM}"
             )
+        for field in () if one is None else fields(one):
+            found = type(vars(one)[field.name])
+            if found not in known:
+                raise ValueError(
+                    f"{name}.{field.name} is of class {found.__name__}, so that no privacy is "
+                    f"claimed: use Python's own numbers and texts, {OR_NO_CLAIM}"
+                )
 
 
 def seeing_releases_alone(strategy: Any) -> Any:
     """Whose `on_aggregate` is called in the place of `strategy`'s, a PrivateAveraging.
 
-    Under a claim, of an own class, an object of that class that holds the plan and a copy of what
-    its constructor left of its own, as of before the first round, and nothing of the run. So what
-    it does after the noise hangs on what is released alone, and its attributes live on from one
-    release to the next.
+    Under a claim, of an own class, an object of that class that holds a copy of the plan and of
+    what its constructor left of its own, as of before the first round, and nothing of the run. So
+    what it does after the noise hangs on what is released alone, and its attributes live on from
+    one release to the next.
 
-    Raises ValueError, one line, where what the constructor left cannot be copied.
+    Raises ValueError, one line, where what the constructor left cannot be pickled.
     """
     found, before = type(strategy), strategy.after_release
     if before is not strategy or not strategy.privacy.claim or found is published(found):
         return before
     alone = object.__new__(found)
     own = vars(strategy).keys() - vars(published(found)(strategy.privacy)).keys()
-    try:
-        held = deepcopy({name: vars(strategy)[name] for name in own}, {id(strategy): alone})
-    except Exception as error:
-        raise ValueError(
-            f"{found.__name__} holds what cannot be copied ({one_line(str(error))}), so that no "
-            f"privacy is claimed for what it does after the noise: leave it out, {OR_NO_CLAIM}"
-        ) from error
-    vars(alone).update(held, privacy=strategy.privacy)
+    _copy_attributes(strategy, alone, {"privacy", *own})
     _MADE[id(alone)] = alone
     return alone
+
+
+class _Writes(pickle.Pickler):
+    """One object is written as a name, so that what refers to it refers to its copy."""
+
+    original: Any
+
+    def persistent_id(self, one: Any) -> str | None:
+        return "strategy" if one is self.original else None
+
+
+class _Reads(pickle.Unpickler):
+    copied: Any
+
+    def persistent_load(self, name: str) -> Any:
+        del name
+        return self.copied
+
+
+def _copy_attributes(original: Any, copied: Any, names: set[str]) -> None:
+    """By way of bytes, which share nothing. Python's own copy shares functions with what they close
+    over, weak references and whatever says itself how it is copied; functions and classes at the
+    top of a module are shared here too, as names."""
+    content = io.BytesIO()
+    writes, reads = _Writes(content, pickle.HIGHEST_PROTOCOL), _Reads(content)
+    writes.original, reads.copied = original, copied
+    name, ordered = "", sorted(names)
+    try:
+        # By the same two for all: what is in two attributes is one object in the copies as well.
+        for name in ordered:
+            writes.dump(vars(original)[name])
+        content.seek(0)
+        for name in ordered:
+            vars(copied)[name] = reads.load()
+    except Exception as error:
+        raise ValueError(
+            f"{name} of {type(original).__name__} cannot be pickled ({one_line(str(error))}), so "
+            "that no privacy is claimed for what it does after the noise: make it data, or a "
+            f"function or class at the top of the file, {OR_NO_CLAIM}"
+        ) from error
 
 
 def check_untouched(who: str, touched: Iterable[str], instead: str) -> None:

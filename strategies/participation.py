@@ -130,6 +130,7 @@ class RotatingParticipation:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "groups", whole("groups", self.groups))
+        object.__setattr__(self, "seed", int(self.seed))
         if self.groups < 2:
             raise ValueError(f"groups = {self.groups} is not allowed: at least 2")
 

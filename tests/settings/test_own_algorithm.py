@@ -59,9 +59,25 @@ class Shortened(FederatedStrategy):
         return self._rule
 
 
-class Private(DPFedAvg):
-    def on_aggregate(self, vector, local_lr):
+class Signs:
+    def __call__(self, vector):
         return vector.sign()
+
+
+class Private(DPFedAvg):
+    # What it holds is of the file's own kinds, which are there when it is copied.
+    def __init__(self, privacy, **options):
+        super().__init__(privacy, **options)
+        self.made = Signs()
+
+    def on_aggregate(self, vector, local_lr):
+        return self.made(vector)
+
+
+class HoldsALambda(Private):
+    def __init__(self, privacy, **options):
+        super().__init__(privacy, **options)
+        self.made = lambda vector: vector.sign()
 
 
 class Louder(DPFedAvg):
@@ -254,6 +270,7 @@ def test_an_own_algorithm_on_private_averaging_claims_what_it_does_not_touch(cod
     ("options", "reason"),
     [
         ({"algorithm": "mine.py:Louder", **PRIVATE}, "it overrides combine of PrivateAveraging"),
+        ({"algorithm": "mine.py:HoldsALambda", **PRIVATE}, "made of HoldsALambda cannot be pick"),
         ({"algorithm": "mine.py:Steps", **PRIVATE}, "it does not stand on PrivateAveraging"),
         ({"algorithm": "mine.py:Private"}, "set noise-multiplier or epsilon above 0"),
         (
