@@ -24,7 +24,8 @@ from blackthorn.experiments.study import (
 from blackthorn.reporting.calibration import calibration
 from blackthorn.reporting.figures import CYCLE, legend_above, new_figure
 from blackthorn.reporting.prediction import class_probabilities, predict_with
-from blackthorn.server_app.run import PreparedRun, execute, prepare
+from blackthorn.server_app.prepared_run import PreparedRun
+from blackthorn.server_app.run import execute, prepare
 from blackthorn.settings.config import RunConfig, make_config
 from blackthorn.simulation.engine import EngineGrid
 from blackthorn.tasks.labelled import LabelledTask, load_task

@@ -5,9 +5,10 @@ and a listing would tell how long every round took. What is handed on from there
 """
 
 import os
+import shutil
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -22,6 +23,8 @@ OPERATOR = "operator.jsonl"
 CHECKPOINTS = "checkpoints"
 OWN_CODE = "own_code"
 SUMMARY = "summary.json"
+PLOTS = "plots"
+REPORT = "report.html"
 # TensorBoard's.
 EVENTS = "events.out.tfevents.*"
 # What `blackthorn predict` draws, of whatever examples it is given.
@@ -29,9 +32,18 @@ PREDICTIONS = "predictions"
 # What a run leaves, apart from samples of a posterior, of which nothing is claimed: what may be
 # handed on under a claim, and what may not and is for its owner's eyes whether there is a claim or
 # not.
-RELEASED = (CONFIG, OWN_CODE, METRICS, SUMMARY, CHECKPOINTS, "plots", "report.html", EVENTS)
+RELEASED = (CONFIG, OWN_CODE, METRICS, SUMMARY, CHECKPOINTS, PLOTS, REPORT, EVENTS)
 WITHHELD = (OPERATOR, "state", "ledger.json", PREDICTIONS, "logs", "logs-*")
-_WRITTEN = (CONFIG, CLIENTS, OPERATOR, CHECKPOINTS, "plots", "report.html")
+_WRITTEN = (CONFIG, CLIENTS, OPERATOR, CHECKPOINTS, PLOTS, REPORT)
+# What a run makes of its rounds when it ends, however it does; the summary, which the others are
+# to agree with, last.
+_OF_ITS_END = (
+    REPORT,
+    PLOTS,
+    f"{CHECKPOINTS}/final.safetensors",
+    "posterior/diagnostics.json",
+    SUMMARY,
+)
 
 
 def choose_folder(config: RunConfig) -> Path:
@@ -109,6 +121,16 @@ def forget_begun(folder: Path) -> None:
     for name in (METRICS, CLIENTS, OPERATOR, CONFIG):
         (folder / name).unlink(missing_ok=True)
     forget_all(folder)
+
+
+def forget_end(folder: Path, names: Sequence[str] = _OF_ITS_END) -> None:
+    """Remove what an end of the run has left, or `names` of that: a run that goes on spends more,
+    and learns more, than it says."""
+    for path in map(folder.joinpath, names):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
 
 
 def began(folder: Path) -> int:

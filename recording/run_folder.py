@@ -22,10 +22,13 @@ from blackthorn.recording.folder_place import (
     EVENTS,
     METRICS,
     OPERATOR,
+    PLOTS,
+    REPORT,
     SUMMARY,
     began,
     create_folder,
     forget_begun,
+    forget_end,
     hide_times,
 )
 from blackthorn.recording.line_log import LineLog, finite
@@ -39,6 +42,7 @@ from blackthorn.recording.state_files import (
     read_saved,
     write_saved,
 )
+from blackthorn.recording.told_warnings import TOLD, each_once, told_before, told_on_record
 from blackthorn.recording.tracking import Tracker
 from blackthorn.settings.config import RunConfig, as_released, to_mapping
 from blackthorn.settings.key_facts import place_keys
@@ -75,8 +79,8 @@ class RunFolder:
     """Writes what a run leaves behind. It is an observer: call it with each RoundReport.
 
     `saved`: the run goes on from there, in the folder that it had. `own`: what the strategy is to
-    remember of what was before its next round. Raises ConfigError where a run that has not ended
-    uses the folder.
+    remember of what was before its next round. `told`: the warnings with which it starts, which
+    the run remembers. Raises ConfigError where a run that has not ended uses the folder.
     """
 
     def __init__(
@@ -87,6 +91,7 @@ class RunFolder:
         trackers: Sequence[Tracker] = (),
         saved: Saved | None = None,
         own: Mapping[str, Any] = MappingProxyType({}),
+        told: Sequence[str] = (),
     ) -> None:
         self.path = path
         self._config = config
@@ -97,8 +102,9 @@ class RunFolder:
         self._output_round: int | None = None
         # What summary.json says of posterior samples; None for runs without.
         self.posterior: dict[str, Any] | None = None
-        # What it repeats of what was told before the start.
-        self.warnings: list[str] = []
+        self._told = each_once([*(told_before(saved) if saved else ()), *told])
+        # What this start foresees of the end, or the end tells: of another one it may not be so.
+        self.outlook: list[str] = []
         self._confidential = False
         self._privacy: Callable[[], dict[str, Any] | None] = lambda: None
         self._sample_privacy: Callable[[], dict[str, Any] | None] = lambda: None
@@ -130,7 +136,8 @@ class RunFolder:
         if saved is not None:
             self._go_on(saved, own)
         elif config.state_every:
-            write_saved(path, Saved(RunState(0, {}, {"own": dict(own)}), {}, {}, settings))
+            state = RunState(0, {}, {"own": dict(own)})
+            write_saved(path, Saved(state, {}, {TOLD: self._told}, settings))
 
     def __call__(self, report: RoundReport) -> None:
         """Append the round to metrics.jsonl, at once on disk."""
@@ -138,7 +145,7 @@ class RunFolder:
         entry = {**round_entry(report), **self._extra.of_round(report)}
         entry |= self._spent()
         self._counts.add(report)
-        self.warnings = [*self.warnings, *report.warnings]
+        self._told = each_once([*self._told, *report.warnings])
         lines = {METRICS: entry, **_beside(report)}
         # First the state, which holds the lines: what is missing after it can be made up for.
         self._states.after_round(report, lines)
@@ -180,16 +187,19 @@ class RunFolder:
         self._sync_lines()
         arrays, extra = self._extra.state()
         seconds = time.monotonic() - self._began
-        return arrays, {"counts": self._counts.values(), "seconds": seconds, "extra": extra}
+        counts = self._counts.values()
+        return arrays, {"counts": counts, "seconds": seconds, "extra": extra, TOLD: self._told}
 
     def _go_on(self, saved: Saved, own: Mapping[str, Any]) -> None:
         """Bring the files to where the run stood after the state's round."""
         server_round = saved.state.server_round
         # Before the lines of later rounds go: nothing else shows that those rounds were charged.
+        # It says where the run is now, so that no later start can tell that it was elsewhere.
         known = {**saved.state.values.get("own", {}), **own}
         state = replace(saved.state, values={**saved.state.values, "own": known})
-        write_saved(self.path, replace(saved, state=state))
-        (self.path / SUMMARY).unlink(missing_ok=True)
+        values = {**saved.values, TOLD: self._told}
+        write_saved(self.path, replace(saved, state=state, values=values))
+        forget_end(self.path)
         forget_after(self.path, server_round)
         if server_round == 0:
             # Round 0's line comes again.
@@ -197,7 +207,7 @@ class RunFolder:
         lines = saved.values.get("lines", {})
         there = {name for name, log in self._logs.items() if log.cut_after(server_round)}
         self._append({name: line for name, line in lines.items() if name not in there})
-        if saved.values:
+        if "counts" in saved.values:
             self._confidential = saved.values["report"]["confidential"]
             self._began -= saved.values["seconds"]
             self._counts.restore(saved.values["counts"])
@@ -258,7 +268,7 @@ class RunFolder:
             **({} if self.posterior is None else {"posterior": self.posterior}),
             "privacy": self._privacy(),
             **({} if sample is None else {"sample_privacy": sample}),
-            "warnings": self.warnings,
+            "warnings": each_once([*self._told, *self.outlook]),
             "clients": None if self._confidential else self._counts.clients,
             "failures": None if self._confidential else self._counts.failures,
             "resumed_after": self._counts.resumed_after,
@@ -268,7 +278,7 @@ class RunFolder:
         if reason:
             summary["reason"] = reason
         summary = without_places(summary, self.path, self._config)
-        _write_summary(self.path, summary)
+        _write_summary(self.path, self._config, summary)
         if status == "completed":
             forget_all(self.path)
         for log in self._logs.values():
@@ -297,7 +307,9 @@ def _what_ran(config: RunConfig) -> dict[str, Any]:
     return {key: values[key] for key in ("algorithm", "task", "aggregator", "attack")}
 
 
-def _write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
+def _write_summary(folder: Path, config: RunConfig, summary: Mapping[str, Any]) -> None:
+    # A report that was asked for while the run was on its way; its own one comes after this.
+    forget_end(folder, [REPORT] if config.report else [REPORT, PLOTS])
     text = json.dumps(finite(dict(summary)), indent=2) + "\n"
     replace_file(folder / SUMMARY, text.encode())
 
@@ -318,8 +330,8 @@ def write_failure(
 ) -> bool:
     """summary.json of a run whose server ended without writing one, from its metrics.
 
-    `privacy` is what its ledger says, `sample_privacy` what its rounds do, `warnings` what was told
-    before it began. False where there was one already, which is left alone.
+    `privacy` is what its ledger says, `sample_privacy` what its rounds do, `warnings` what its
+    start told, beside what is on record. False where there was one already, which is left alone.
     """
     if (folder / SUMMARY).exists():
         return False
@@ -339,11 +351,11 @@ def write_failure(
         "failures": None if claims_privacy(config) else failures_in(entries),
         "resumed_after": _resumed_after(folder),
         "wall_seconds": None,
-        "warnings": list(warnings),
+        "warnings": each_once([*told_on_record(folder, entries), *warnings]),
         "status": "failed",
         "reason": reason,
     }
-    _write_summary(folder, without_places(summary, folder, config))
+    _write_summary(folder, config, without_places(summary, folder, config))
     if claims_privacy(config) and (folder / CONFIG).exists():
         hide_times(folder)
     return True
@@ -354,7 +366,8 @@ def _resumed_after(folder: Path) -> list[int]:
         saved = read_saved(folder)
     except ValueError:
         return []
-    return list(saved.values["counts"]["resumed_after"]) if saved and saved.values else []
+    counts = saved.values.get("counts", {}) if saved else {}
+    return list(counts.get("resumed_after", ()))
 
 
 def _count_clients(entries: Sequence[Mapping[str, Any]]) -> dict[str, int]:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from blackthorn.recording.folder_place import PLOTS
 from blackthorn.recording.posterior_store import (
     FOLDER,
     noisier_rounds,
@@ -88,8 +89,8 @@ def _mixing(run: Path, config: RunConfig, problem: Problem) -> dict[str, Any]:
     text = json.dumps(rows, indent=2) + "\n"
     replace_file(run / FOLDER / "diagnostics.json", text.encode())
     if config.report and traces.values.shape[1] > 1:
-        plot_traces(traces, run / "plots" / "trace.png")
-        plot_autocorrelation(traces, run / "plots" / "autocorrelation.png")
+        plot_traces(traces, run / PLOTS / "trace.png")
+        plot_autocorrelation(traces, run / PLOTS / "autocorrelation.png")
     return {**worst(diagnoses), "mixing": mixing(diagnoses, 1)}
 
 
@@ -141,7 +142,7 @@ def _calibration(
     rows = compared(predictions, y)
     reports = {name: calibration(own, y) for name, own in rows.items()}
     if config.report:
-        plot_reliability(reports, run / "plots" / "reliability.png")
+        plot_reliability(reports, run / PLOTS / "reliability.png")
     information = float(np.mean(predictions.mutual_information))
     found: dict[str, Any] = {
         CALIBRATED[name]: {**report.figures(), **_parts(rows[name], y)}

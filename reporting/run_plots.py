@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from blackthorn.recording.client_history import read_history
+from blackthorn.recording.folder_place import PLOTS
 from blackthorn.reporting.client_history_plot import plot_client_history
 from blackthorn.reporting.instrument_plots import (
     measured,
@@ -26,8 +27,6 @@ from blackthorn.reporting.report_privacy import spent_by_round
 from blackthorn.reporting.run_record import RunRecord
 
 logger = logging.getLogger("blackthorn")
-
-FOLDER = "plots"
 
 Draw = Callable[[RunRecord, Path], Path | None]
 
@@ -59,8 +58,10 @@ def draw_plots(record: RunRecord) -> list[Path]:
     """Draw plots/NAME.png for every name of DRAWINGS that the run has something for."""
     drawn = []
     for name, draw in DRAWINGS.items():
-        path = record.folder / FOLDER / f"{name}.png"
+        path = record.folder / PLOTS / f"{name}.png"
         try:
+            # One that was drawn before shows less.
+            path.unlink(missing_ok=True)
             if draw(record, path) is not None:
                 drawn.append(path)
         except Exception as error:

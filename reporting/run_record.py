@@ -14,6 +14,7 @@ from typing import Any
 from blackthorn.recording.failure_reason import without_places
 from blackthorn.recording.privacy import privacy_of_dead_run, sample_privacy_of_dead_run
 from blackthorn.recording.run_folder import METRICS, SUMMARY
+from blackthorn.recording.told_warnings import told_on_record
 from blackthorn.settings.config import ConfigError, RunConfig, make_config
 
 CONFIG = "config.toml"
@@ -24,8 +25,9 @@ class RunRecord:
     """One run: its resolved `values`, its lines of metrics.jsonl, and its `summary` (None: none).
 
     `config` is None where `values` are not a configuration of this version. `notes` say what is
-    missing or damaged, one sentence each. `figures` are the summary's entries `privacy` and
-    `sample_privacy`; where there is no summary, as they follow from what else is in the folder.
+    missing or damaged, one sentence each. `figures` are the summary's entries `privacy`,
+    `sample_privacy` and `warnings`; where there is no summary, as they follow from what else is in
+    the folder.
     """
 
     folder: Path
@@ -59,12 +61,17 @@ def read_record(folder: Path) -> RunRecord:
             config = make_config(values)
         except ConfigError as error:
             notes.append(f"{CONFIG} is not a configuration of this version: {error}.")
-    figures = summary if summary is not None else _figures_of_dead_run(config, folder, notes)
+    figures = summary
+    if figures is None:
+        figures = _figures_of_dead_run(config, folder, entries, notes)
     return RunRecord(folder, values, config, entries, summary, notes, figures)
 
 
 def _figures_of_dead_run(
-    config: RunConfig | None, folder: Path, notes: list[str]
+    config: RunConfig | None,
+    folder: Path,
+    entries: list[dict[str, Any]],
+    notes: list[str],
 ) -> dict[str, Any]:
     """What the ledger says of a run that left no summary, and what its rounds do."""
     if config is None:
@@ -72,11 +79,12 @@ def _figures_of_dead_run(
     try:
         privacy = privacy_of_dead_run(config, folder)
         sample = sample_privacy_of_dead_run(config, folder)
+        told = told_on_record(folder, entries)
     except (OSError, ValueError) as error:
         notes.append(f"What was spent of privacy is not known: {type(error).__name__}.")
         return {}
     return without_places(
-        {"privacy": privacy, "sample_privacy": sample, "warnings": []}, folder, config
+        {"privacy": privacy, "sample_privacy": sample, "warnings": told}, folder, config
     )
 
 

@@ -10,18 +10,16 @@ from typing import Any
 
 from markupsafe import Markup
 
-from blackthorn.recording.folder_place import hide_times
+from blackthorn.recording.folder_place import PLOTS, REPORT, hide_times
 from blackthorn.recording.posterior_store import FOLDER as POSTERIOR
 from blackthorn.reporting import report_facts as facts
 from blackthorn.reporting.report_page import page_of
-from blackthorn.reporting.run_plots import FOLDER as PLOTS
 from blackthorn.reporting.run_plots import draw_plots
 from blackthorn.reporting.run_record import RunRecord, read_record
 from blackthorn.strategies.durable_file import replace_file
 
 logger = logging.getLogger("blackthorn")
 
-REPORT = "report.html"
 _FOOT = Markup(
     "The plots are also in <code>plots/</code>, the numbers in <code>metrics.jsonl</code> and "
     "<code>summary.json</code>."
@@ -110,7 +108,7 @@ def render(record: RunRecord) -> str:
     return page_of(
         title=f"{title} ({record.folder.name})",
         kind="run report",
-        notes=[*record.notes, *(record.summary or {}).get("warnings", ())],
+        notes=[*record.notes, *record.figures.get("warnings", ())],
         sections=[section for section in _sections(record) if not section.is_empty],
         foot=_FOOT,
         of_a_run={

@@ -2,10 +2,7 @@
 
 import contextlib
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord
@@ -17,12 +14,8 @@ from blackthorn.flower_port.grids import is_flower_simulation
 from blackthorn.flower_port.synchronous import SynchronousGrid
 from blackthorn.recording.client_history import read_entries
 from blackthorn.recording.failure_reason import RunFailed, reason_of
-from blackthorn.recording.folder_place import OPERATOR, choose_folder, create_folder
-from blackthorn.recording.given_weights import (
-    check_given_weights,
-    what_is_given,
-    what_own_code_loads,
-)
+from blackthorn.recording.folder_place import choose_folder, create_folder
+from blackthorn.recording.given_weights import check_given_weights
 from blackthorn.recording.posterior_store import PosteriorRecorder
 from blackthorn.recording.privacy import (
     believed_figures,
@@ -31,25 +24,15 @@ from blackthorn.recording.privacy import (
     sample_privacy_entry,
     spent_so_far,
 )
-from blackthorn.recording.resume import (
-    how_it_goes_on,
-    moved_folder,
-    note_resumable,
-    read_resumed,
-    with_its_places,
-)
+from blackthorn.recording.resume import note_resumable, read_resumed, with_its_places
 from blackthorn.recording.run_counts import last_report
 from blackthorn.recording.run_folder import RunFolder
 from blackthorn.recording.run_ledger import (
-    Standing,
     check_ledger,
     ledger_path,
-    new_ledger,
     noise_folder,
-    shortened,
     with_place_of_ledger,
 )
-from blackthorn.recording.state_files import Saved
 from blackthorn.recording.suspects import SuspectWatch, keeps_scores
 from blackthorn.recording.tracking import Tracker, check_tracking, make_trackers
 from blackthorn.reporting.posterior_report import check_posterior, report_posterior
@@ -60,89 +43,25 @@ from blackthorn.server_app.claim_checks import (
     check_figures,
     check_noise,
     check_statistics,
-    shared_examples,
 )
-from blackthorn.server_app.evaluation import evaluation_of, server_evaluation, unevaluated
+from blackthorn.server_app.evaluation import evaluation_of, server_evaluation
 from blackthorn.server_app.instruments import Instruments
+from blackthorn.server_app.prepared_run import PreparedRun
 from blackthorn.server_app.trusted_data import trusted_examples
-from blackthorn.server_app.useless_noise import useless_noise
 from blackthorn.settings.catalogue import TRUSTED
-from blackthorn.settings.cohort_risk import unknown_risk
 from blackthorn.settings.config import ConfigError, RunConfig
 from blackthorn.settings.derived import expected_cohort
-from blackthorn.settings.key_facts import unused_settings
 from blackthorn.settings.own_code import OwnCodeFailed, is_own_code, place_of
-from blackthorn.settings.privacy_checks import (
-    claims_privacy,
-    has_local_claim,
-    is_noised,
-)
+from blackthorn.settings.privacy_checks import is_noised
 from blackthorn.settings.robustness_checks import rule_of
-from blackthorn.strategies import PrivacyPlan
 from blackthorn.strategies.algorithms import algorithm_class, algorithm_facts
 from blackthorn.strategies.judging import MetricMissing
 from blackthorn.strategies.options import Observer
 from blackthorn.strategies.reports import RoundReport
-from blackthorn.tasks.problem import Problem, load_problem
+from blackthorn.tasks.problem import load_problem
 from blackthorn.wire import SEED
 
 logger = logging.getLogger("blackthorn")
-
-_WITHHELD = f"who does not count in a round, and why, is told in the run folder's {OPERATOR} alone"
-
-
-@dataclass(frozen=True)
-class PreparedRun:
-    """A run in which everything that can be checked beforehand has been."""
-
-    config: RunConfig
-    problem: Problem
-    folder: Path
-    plan: PrivacyPlan | None = None
-    # Where the run stands that is resumed; None: a new one.
-    saved: Saved | None = None
-    # How its ledger stands; None where it charges none.
-    standing: Standing | None = None
-    # Digests of the weights that a claim takes to be public; none where it starts from the seed.
-    given: Mapping[str, str] = field(default_factory=dict)
-    # False: it is known that nobody has examples to evaluate on.
-    has_held_out: bool = True
-
-    @property
-    def notes(self) -> list[str]:
-        """What people are to know before it starts, a line each."""
-        resumed = [] if self.saved is None else [how_it_goes_on(self.saved)]
-        if self.standing is not None and self.standing.spent is not None:
-            resumed.append(self.standing.spent)
-        if self.saved is not None and self.config.client_momentum:
-            resumed.append("the clients' momenta begin anew: they are not the server's to keep")
-        warned = [f"warning: {line}" for line in self.warnings]
-        withheld = [_WITHHELD] if claims_privacy(self.config) else []
-        return [*unused_settings(self.config), *resumed, *warned, *withheld]
-
-    @cached_property
-    def warnings(self) -> list[str]:
-        """Those of the notes that the run's summary and report repeat."""
-        told = [
-            new_ledger(self.config, self.folder),
-            moved_folder(self.saved, self.folder) if has_local_claim(self.config) else None,
-            self.standing and self.standing.moved,
-            shortened(self.config, self.saved, self.standing),
-            self.standing and self.standing.replaced_accountant,
-            check_evaluation(self.config, self.problem.task),
-            what_is_given(self.given),
-            what_own_code_loads(self.config),
-            shared_examples(self.config, self.problem),
-            unevaluated(self.config, self.problem, self.has_held_out),
-            unknown_risk(self.config),
-            *useless_noise(self.config, self.plan, self.problem.model.dimension),
-        ]
-        return [line for line in told if line]
-
-    @property
-    def own_values(self) -> dict[str, Any]:
-        """What the strategy is to remember already before its first round."""
-        return {} if self.standing is None else self.standing.own()
 
 
 def prepare(config: RunConfig) -> PreparedRun:
@@ -213,9 +132,15 @@ def execute(
     trackers = [*make_trackers(config, prepared.folder), *trackers]
     with _unwritable_told():
         folder = RunFolder(
-            prepared.folder, config, instruments, trackers, prepared.saved, prepared.own_values
+            prepared.folder,
+            config,
+            instruments,
+            trackers,
+            prepared.saved,
+            prepared.own_values,
+            prepared.told,
         )
-    folder.warnings = prepared.warnings
+    folder.outlook = prepared.outlook
     try:
         with _unwritable_told(), _own_code_told():
             _federate(prepared, grid, folder, observers)
@@ -320,7 +245,7 @@ def _federate(
         raise RunFailed(f"no round changed the model; the last one: {folder.last_skip}")
     if config.output_iterate == "best" and not strategy.is_judged:
         told = "output-iterate = best: no evaluation has a figure to judge by; this is the last one"
-        folder.warnings = [*folder.warnings, told]
+        folder.outlook = [*folder.outlook, told]
     folder.set_output(strategy.output_round, _final_metrics(prepared, result.arrays))
     folder.save_model({k: a.numpy() for k, a in result.arrays.items()}, "final")
     if algorithm_facts(config).samples_posterior:

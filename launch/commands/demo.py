@@ -13,12 +13,11 @@ from blackthorn.launch.commands.cluster import cluster, deployed
 from blackthorn.launch.commands.recipes import recipe_config
 from blackthorn.launch.commands.simulate import simulate
 from blackthorn.recording.failure_reason import RunFailed
-from blackthorn.recording.folder_place import set_aside
+from blackthorn.recording.folder_place import REPORT, set_aside
 from blackthorn.recording.resume import begins_anew
 from blackthorn.recording.run_folder import read_metrics
 from blackthorn.reporting.comparison import apart
 from blackthorn.reporting.plots import plot_accuracies
-from blackthorn.reporting.run_report import REPORT
 from blackthorn.server_app.run import prepare
 from blackthorn.settings.config import RunConfig
 from blackthorn.settings.privacy_checks import is_noised

@@ -7,6 +7,7 @@ from pathlib import Path
 from rich.console import Console
 
 from blackthorn.launch.commands.posterior_lines import diagnosis_table
+from blackthorn.recording.folder_place import PLOTS
 from blackthorn.reporting.posterior_diagnostics import Diagnosis, collect_traces, diagnose
 from blackthorn.reporting.posterior_plots import plot_autocorrelation, plot_traces
 from blackthorn.reporting.prediction import load_run
@@ -45,7 +46,7 @@ def diagnose_runs(runs: Sequence[Path], console: Console) -> list[Diagnosis]:
         *diagnosis_table([asdict(d) for d in found]),
     ]
     if draws > 1:
-        plots = runs[0] / "plots"
+        plots = runs[0] / PLOTS
         try:
             lines += ["", str(plot_traces(traces, plots / "trace.png"))]
             lines.append(str(plot_autocorrelation(traces, plots / "autocorrelation.png")))

@@ -16,13 +16,13 @@ from blackthorn.launch.commands.recipes import recipe_config
 from blackthorn.launch.commands.simulate import simulate as run_here
 from blackthorn.launch.commands.sweep import sweep as sweep_here
 from blackthorn.launch.commands.sweep_results import Sweep
-from blackthorn.recording.folder_place import choose_folder
+from blackthorn.recording.folder_place import PLOTS, REPORT, choose_folder
 from blackthorn.recording.run_folder import read_metrics, read_summary
 from blackthorn.reporting.comparison import compared, write_comparison
 from blackthorn.reporting.prediction import Predictions, predict
-from blackthorn.reporting.run_plots import FOLDER, draw_plots
+from blackthorn.reporting.run_plots import draw_plots
 from blackthorn.reporting.run_record import read_record
-from blackthorn.reporting.run_report import REPORT, write_report
+from blackthorn.reporting.run_report import write_report
 from blackthorn.settings.config import ConfigError
 from blackthorn.settings.declaration import kebab
 
@@ -70,7 +70,7 @@ class Run:
         paths = draw_plots(read_record(self.path))
         if name is None:
             return paths
-        wanted = self.path / FOLDER / f"{name}.png"
+        wanted = self.path / PLOTS / f"{name}.png"
         if wanted not in paths:
             drawn = ", ".join(path.stem for path in paths)
             raise ConfigError(f"{self.path} has no plot {name!r}: there are {drawn}")

@@ -9,8 +9,9 @@ from rich.console import Console
 
 from blackthorn.client_app.disclosure import kept_from_the_server
 from blackthorn.launch.commands.progress import RoundPrinter
-from blackthorn.reporting.run_report import REPORT
-from blackthorn.server_app.run import PreparedRun, execute, prepare
+from blackthorn.recording.folder_place import REPORT
+from blackthorn.server_app.prepared_run import PreparedRun
+from blackthorn.server_app.run import execute, prepare
 from blackthorn.settings.config import ConfigError, RunConfig
 from blackthorn.settings.privacy_checks import claims_privacy
 from blackthorn.simulation.engine import EngineGrid

@@ -13,10 +13,11 @@ from rich.console import Console
 from blackthorn.experiments.estimate import Estimate
 from blackthorn.launch.commands.output import terminal_table
 from blackthorn.launch.commands.sweep_plan import Choice, SweepRun, said, text_of
+from blackthorn.recording.folder_place import REPORT
 from blackthorn.recording.run_folder import read_metrics
 from blackthorn.reporting.comparison import RUNS_COMPOSE, overlaid, write_page
 from blackthorn.reporting.report_facts import Table
-from blackthorn.reporting.run_report import REPORT, Picture, Section
+from blackthorn.reporting.run_report import Picture, Section
 from blackthorn.settings.privacy_checks import claims_anything
 from blackthorn.settings.rounding import upward
 from blackthorn.strategies.durable_file import replace_file

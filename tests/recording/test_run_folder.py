@@ -21,7 +21,8 @@ from blackthorn.recording.run_folder import (
     round_entry,
     write_failure,
 )
-from blackthorn.server_app.run import PreparedRun, execute, prepare
+from blackthorn.server_app.prepared_run import PreparedRun
+from blackthorn.server_app.run import execute, prepare
 from blackthorn.settings.config import ConfigError, RunConfig, make_config, read_recipe
 from blackthorn.simulation.engine import EngineGrid
 from blackthorn.strategies import NotEnoughClients, Rejection, RoundReport

@@ -321,6 +321,16 @@ def test_a_plot_that_fails_costs_nothing_else(
     assert "completed" in page_of(tmp_path).text
 
 
+def test_a_plot_that_fails_leaves_none_of_an_earlier_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reported_run(tmp_path)
+    monkeypatch.setitem(run_plots.DRAWINGS, "accuracy", lambda *_: 1 / 0)
+    write_report(tmp_path)
+    assert not (tmp_path / "plots" / "accuracy.png").exists()
+    assert (tmp_path / "plots" / "loss.png").exists()
+
+
 def test_a_report_that_fails_does_not_fail_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -15,7 +15,8 @@ from safetensors.numpy import load_file
 
 from blackthorn.client_app.clientapp import app
 from blackthorn.server_app.build import build_strategy
-from blackthorn.server_app.run import PreparedRun, execute, prepare
+from blackthorn.server_app.prepared_run import PreparedRun
+from blackthorn.server_app.run import execute, prepare
 from blackthorn.settings.config import ConfigError, RunConfig, make_config, to_mapping
 from blackthorn.simulation.engine import EngineGrid
 from blackthorn.strategies import FedLangevin, RoundContext, RoundReport
