@@ -12,7 +12,7 @@ from blackthorn.recording.state_files import Saved, read_saved
 from blackthorn.settings.config import ConfigError, RunConfig, to_mapping
 from blackthorn.settings.key_facts import free_on_resume, place_keys
 from blackthorn.settings.own_code import OWN_CODE_KEYS, is_same_code
-from blackthorn.settings.privacy_checks import has_local_claim, is_noised
+from blackthorn.settings.privacy_checks import has_central_claim, has_local_claim, is_noised
 
 _NOTE = "resume = "
 
@@ -91,6 +91,10 @@ def _read(config: RunConfig, folder: Path) -> Saved:
     if has_local_claim(config):
         _refuse_copy(config, folder, saved)
     values = {**saved.state.values, "rounds_begun": rounds_begun(folder, saved)}
+    own = values.get("own", {})
+    if has_central_claim(config) and "ledger" in own:
+        # An earlier version did not say it: by the same configuration its rounds were charged.
+        values["own"] = {**own, "ledger": {"charged": True, **own["ledger"]}}
     return replace(saved, state=replace(saved.state, values=values, counted=True))
 
 

@@ -24,6 +24,7 @@ from .ledger_file import (
     behind_links,
     charge_entry,
     charges_of,
+    check_releases,
     load,
     read_charge,
     refuse_copy,
@@ -117,15 +118,16 @@ class Ledger:
 
     @property
     def charges(self) -> list[Charge]:
-        """All charges so far, in order; equal ones in a row of one run are counted together, and
-        all those of a run whose clients take turns. One of no rounds tells of an open link."""
+        """All charges so far, in order; equal ones in a row of one run are counted together, where
+        clients take turns whoever else charged in between. One of no rounds tells of an open link.
+        """
         return charges_of(self._entries)
 
     def mark(self) -> dict[str, Any]:
-        """Which ledger and which run this is and all that it holds, as JSON values: what a run
-        that may be resumed keeps, for `require`."""
+        """Which ledger and which run this is, whether what that released is charged, and all that
+        it holds, as JSON values: what a run that may be resumed keeps, for `require`."""
         self._id = self._id or secrets.token_hex(16)
-        mark = {"id": self._id, "path": str(self._path), "run": self._run}
+        mark = {"id": self._id, "path": str(self._path), "run": self._run, "charged": self._charged}
         before = {} if self._run else {"rounds_before": self._unnamed_before}
         return {**mark, **before, "charges": _written(self._entries)}
 
@@ -154,9 +156,18 @@ class Ledger:
 
     def go_on(self, own: Mapping[str, Any]) -> None:
         """Go on as the run that left `own` values of a private strategy. Raises ValueError, one
-        line, where that has charged another ledger, or more than this one holds."""
+        line, where that has charged another ledger, or more than this one holds, or charges none
+        and this one is charged."""
+        mark = mark_of(own)
+        if self._charged and mark is not None and not mark.get("charged", False):
+            # (Earlier versions did not say it.)
+            raise ValueError(
+                "from_state is not allowed under a claim: it does not say that what its run "
+                "released was charged, and no figure would count that; begin a new run, or set "
+                "claim = False"
+            )
         try:
-            self.require(mark_of(own))
+            self.require(mark)
         except ValueError as error:
             raise ValueError(f"this ledger is not the run's: {error}; put its own back") from None
 
@@ -353,19 +364,6 @@ def _of_this_kind(content: dict[str, Any], path: Path, plan: PrivacyPlan) -> lis
     return _entries_in(content, path)
 
 
-def _check_releases(releases: Sequence[Release], neighbours: object) -> None:
-    """Raises ValueError for what no plan for these neighbours is charged."""
-    if neighbours not in ("add-remove", "zero-out", "replace-one"):
-        raise ValueError(f"neighbours = {neighbours!r:.40}")
-    for release in releases:
-        if neighbours != "add-remove" and release.sample_rate < 1:
-            raise ValueError(f"sample_rate = {release.sample_rate} with neighbours = {neighbours}")
-        if neighbours != "replace-one" and release.drawn is not None:
-            raise ValueError(f"drawn = {list(release.drawn)} with neighbours = {neighbours}")
-        if release.noise_multiplier == 0:
-            raise ValueError("noise_multiplier = 0")
-
-
 def _opened(path: Path) -> LockedFile:
     try:
         path.parent.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
@@ -391,7 +389,7 @@ def _entries_in(content: dict[str, Any], path: Path) -> list[Entry]:
         if total != content["rounds"]:
             told = f"{content['rounds']!r:.40}"
             raise ValueError(f"rounds = {told}, but its charges add up to {total}")
-        _check_releases([entry.release for entry in entries], content["neighbours"])
+        check_releases([entry.release for entry in entries], content["neighbours"])
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"ledger {path} is damaged: {type(error).__name__} {error}") from None
     return entries

@@ -44,19 +44,23 @@ def begins_with(entries: Sequence[Entry], held: Sequence[Entry]) -> bool:
 
 
 def charges_of(entries: Sequence[Entry]) -> list[Charge]:
-    """What the entries cost, in order. Rounds of clients that take turns are counted together run
-    by run, since each run has dealt its own groups; where its links differ, by the least closed."""
-    found: dict[tuple[object, ...], Charge] = {}
-    for position, entry in enumerate(entries):
-        release = entry.release
-        if release.groups == 1:
-            found[(position,)] = (release, entry.rounds)
+    """What the entries cost, in order. Equal rounds of clients that take turns are counted together
+    where they came one after the other in their run, whoever else charged in between: each run has
+    dealt its own groups, and of n rounds that others lie between a client may be in more than
+    ⌈n/b⌉. Where their links differ, by the least closed."""
+    found: list[Charge] = []
+    # Where in `found` the last rounds of a run are.
+    last: dict[str, int] = {}
+    for entry in entries:
+        release, at = entry.release, last.get(entry.run)
+        known, rounds = (release, 0) if at is None else found[at]
+        if at is None or release.groups == 1 or replace(known, link=release.link) != release:
+            last[entry.run] = len(found)
+            found.append((release, entry.rounds))
             continue
-        key = (entry.run, replace(release, link="apart"))
-        known, rounds = found.get(key, (release, 0))
         link = max(known.link, release.link, key=get_args(Link).index)
-        found[key] = (replace(release, link=link), rounds + entry.rounds)
-    return [*found.values()]
+        found[at] = (replace(release, link=link), rounds + entry.rounds)
+    return found
 
 
 def load(path: Path) -> dict[str, Any]:
@@ -156,6 +160,19 @@ def charge_entry(charge: Charge) -> dict[str, Any]:
         **({} if release.groups == 1 else {"groups": release.groups}),
         **({"concentrated": True} if release.concentrated else {}),
     }
+
+
+def check_releases(releases: Sequence[Release], neighbours: object) -> None:
+    """Raises ValueError for what no plan for these neighbours is charged."""
+    if neighbours not in ("add-remove", "zero-out", "replace-one"):
+        raise ValueError(f"neighbours = {neighbours!r:.40}")
+    for release in releases:
+        if neighbours != "add-remove" and release.sample_rate < 1:
+            raise ValueError(f"sample_rate = {release.sample_rate} with neighbours = {neighbours}")
+        if neighbours != "replace-one" and release.drawn is not None:
+            raise ValueError(f"drawn = {list(release.drawn)} with neighbours = {neighbours}")
+        if release.noise_multiplier == 0:
+            raise ValueError("noise_multiplier = 0")
 
 
 def run_of(entry: dict[str, Any]) -> str:

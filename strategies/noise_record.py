@@ -7,6 +7,7 @@ sum of all rounds, which is where the model goes: no client is in two of the rou
 """
 
 import io
+import json
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,6 +18,8 @@ from typing import Any
 import numpy as np
 
 from .durable_file import private_folder, replace_file
+from .ledger_file import charge_entry, read_charge
+from .release import Release
 
 # Names of the state's values.
 _NOISES, _ROUNDS = "noises", "noised_rounds"
@@ -60,6 +63,14 @@ def _response(bands: int, rounds: int) -> np.ndarray:
     return response
 
 
+@dataclass(frozen=True)
+class Recorded:
+    """What a round released [d], and as what it is charged; None: an earlier version kept it."""
+
+    vector: np.ndarray
+    release: Release | None
+
+
 @dataclass
 class NoiseRecord:
     """The noises ẑ_t of the last b − 1 rounds, and what the rounds released that a state may not
@@ -69,7 +80,8 @@ class NoiseRecord:
     deviation z C of a round, whose own it is multiplied by. With a `folder`, for its owner alone,
     noise and release are on disk before anybody sees the release: a round that is done again after
     a crash is the same release, since with another sum the same noise would tell the sums'
-    difference, and another noise would be another release, which the charge does not count.
+    difference, and another noise would be another release, which the charge does not count. What
+    it is charged as lies there, too: who does it again may have another plan.
     `run`: the ledger's name of the run, which its files bear (None: whoever's they are).
     """
 
@@ -77,7 +89,7 @@ class NoiseRecord:
     folder: Path | None = field(default=None, compare=False)
     run: str | None = field(default=None, compare=False)
     _noises: dict[int, np.ndarray] = field(default_factory=dict, init=False)
-    _released: tuple[int, np.ndarray] | None = field(default=None, init=False)
+    _released: tuple[int, Recorded] | None = field(default=None, init=False)
     # Up to which rounds the last two states go, of which a crash leaves one.
     _states: tuple[int, int] = field(default=(0, 0), init=False)
 
@@ -100,30 +112,32 @@ class NoiseRecord:
         self._remember(server_round, found)
         return found
 
-    def keep(self, server_round: int, released: np.ndarray) -> None:
+    def keep(self, server_round: int, recorded: Recorded) -> None:
         """The round's noise and what it releases, on disk when this returns."""
-        self._released = (server_round, released.copy())
+        self._released = (server_round, recorded)
         if self.folder is None:
             return
         content = io.BytesIO()
         noise, run = self._noises[server_round], np.array(self.run or "")
-        np.savez(content, noise=noise, released=released, run=run)
+        assert recorded.release is not None
+        charge = np.array(json.dumps(charge_entry((recorded.release, 1))))
+        np.savez(content, noise=noise, released=recorded.vector, run=run, charge=charge)
         private_folder(self.folder)
         replace_file(noise_file(self.folder, server_round), content.getvalue(), private=True)
 
-    def released(self, server_round: int) -> np.ndarray | None:
+    def released(self, server_round: int) -> Recorded | None:
         """What the round released, or was about to when the server died; None: it is new.
 
         Raises ValueError for a file that is damaged, or another run's.
         """
         if self._released is not None and self._released[0] == server_round:
-            return self._released[1].copy()
+            return self._released[1]
         if self.folder is None or not self.holds(server_round):
             return None
-        noise, released = self._read(noise_file(self.folder, server_round))
+        noise, recorded = self._read(noise_file(self.folder, server_round))
         self._remember(server_round, noise)
-        self._released = (server_round, released)
-        return released.copy()
+        self._released = (server_round, recorded)
+        return recorded
 
     def holds(self, server_round: int) -> bool:
         """Whether what the round released is known."""
@@ -131,18 +145,20 @@ class NoiseRecord:
             return True
         return self.folder is not None and noise_file(self.folder, server_round).exists()
 
-    def _read(self, path: Path) -> tuple[np.ndarray, np.ndarray]:
+    def _read(self, path: Path) -> tuple[np.ndarray, Recorded]:
         try:
             with np.load(path, allow_pickle=False) as held:
-                noise, released, run = held["noise"], held["released"], str(held["run"])
-        except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
+                noise, vector, run = held["noise"], held["released"], str(held["run"])
+                charge = json.loads(str(held["charge"])) if "charge" in held else None
+            release = None if charge is None else read_charge(charge)[0]
+        except (OSError, KeyError, TypeError, ValueError, zipfile.BadZipFile) as error:
             raise ValueError(f"{path} is damaged: {error}") from None
         if self.run not in (None, run):
             raise ValueError(
                 f"noises = {path.parent} is not allowed: {path.name} is another run's: name a "
                 "folder of its own for every run, or go on from_state of that one"
             )
-        return noise, released
+        return noise, Recorded(vector, release)
 
     def values(self, server_round: int) -> dict[str, Any]:
         """For the state after a round: the noises that later ones take back, oldest first."""

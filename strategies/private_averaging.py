@@ -48,9 +48,10 @@ from .options import Denominator, StrategyOptions
 from .own_mechanism import check_published, seeing_releases_alone
 from .participation import CohortPlan
 from .privacy_plan import ONLY_LOCAL, PrivacyPlan
+from .release import Release
 from .rounds import RoundContext, RunOver
 from .run_state import RunState
-from .turns import Turns
+from .turns import Turns, check_turns
 
 
 class PrivateAveraging(FederatedStrategy):
@@ -144,15 +145,16 @@ class PrivateAveraging(FederatedStrategy):
     def start(self, *arguments: Any, from_state: RunState | None = None, **options: Any) -> Result:
         """As FederatedStrategy.start; the ledger is this run's alone until it returns.
 
-        Raises LedgerInUse, before any client is asked for anything, where another run has it, and
-        ValueError where `noises` is another run's.
+        Raises, before any client is asked for anything, LedgerInUse where another run has it, and
+        ValueError where `noises` is another run's, or `from_state` none that goes on by this plan.
         """
         check_published(self)
         try:
+            if from_state is not None:
+                # Before anybody is asked; and which rounds are its own before their number is.
+                check_turns(from_state, self.privacy)
+                PrivateAveraging.restore_own(self, from_state.own)
             if self._turns is not None:
-                if from_state is not None:
-                    # Which rounds are its own has to be known before their number is.
-                    self.restore_own(from_state.own)
                 self._turns.begin(self.ledger.run, anew=from_state is None)
             self.ledger.hold()
             return super().start(*arguments, **{**options, "from_state": from_state})
@@ -171,8 +173,7 @@ class PrivateAveraging(FederatedStrategy):
 
     def norm_bound(self, context: RoundContext) -> NormBound:
         """C in gradient units; with noise at the clients, what C plus a share of it may reach."""
-        bound = self.clip_bound(context.local_lr)
-        plan = self.privacy
+        bound, plan = self.clip_bound(context.local_lr), self.privacy
         if plan.noise_location == "server":
             return NormBound(self._threshold.slack * bound)
         deviation = client_deviation(plan.noise_multiplier, bound, plan.noise_shares)
@@ -216,7 +217,7 @@ class PrivateAveraging(FederatedStrategy):
         if self._turns is not None and self._turns.is_on_record(server_round):
             return CohortPlan.of([])
         if self.has_central_claim:
-            self.ledger.note_asked(replace(self.privacy.release(), link=self._registry.link))
+            self.ledger.note_asked(self._due())
         population = clients if self._population is None else self._population
         known = [client for client in clients if client in population]
         randomness = self._randomness(server_round, Stream.PRIVATE_PARTICIPATION)
@@ -287,7 +288,7 @@ class PrivateAveraging(FederatedStrategy):
             released = noised()
         else:
             ledger = self.ledger if self.has_central_claim else None
-            released = self._turns.release(context, ledger, noised, self._charge)
+            released = self._turns.release(context, ledger, self._due(), noised, self._charge)
         vector = released[: len(context.model)]
         self._tell(vector, len(updates), context)
         self._threshold.follow(released[len(vector) :])
@@ -301,11 +302,8 @@ class PrivateAveraging(FederatedStrategy):
         return {"ledger": self.ledger.mark(), **turns, **self._threshold.told()}
 
     def restore_own(self, values: Mapping[str, Any]) -> None:
-        """Charge the ledger as the run that left `values`.
-
-        Raises ValueError where the ledger is another one than when `values` were written, or
-        does not hold all that it held then.
-        """
+        """Charge the ledger as the run that left `values`. Raises ValueError where that is another,
+        or does not hold all that it held then, or its own rounds were not charged."""
         self.ledger.go_on(values)
         if self._turns is not None:
             self._turns.restore(values)
@@ -346,10 +344,14 @@ class PrivateAveraging(FederatedStrategy):
         """r, fixed beforehand, or the number of replies (at least one: quorum)."""
         return self.privacy.cohort_size if self._denominator == "fixed" else max(1, replies)
 
-    def _charge(self) -> None:
+    def _due(self) -> Release:
+        """A round's, over the link that there is."""
+        return replace(self.privacy.release(), link=self._registry.link)
+
+    def _charge(self, release: Release | None = None) -> None:
         if not self.has_central_claim:
             return
-        release = replace(self.privacy.release(), link=self._registry.link)
+        release = release or self._due()
         if not self.ledger.allows(release):
             raise RunOver("the round would pass max_epsilon and is withheld")
         self.ledger.charge(release)
@@ -380,9 +382,7 @@ class PrivateAveraging(FederatedStrategy):
 
     def _randomness(self, server_round: int, stream: Stream) -> Randomness:
         seed = self.privacy.insecure_seed
-        if seed is None:
-            return SystemRandomness()
-        return SeededRandomness(stream, seed, server_round)
+        return SystemRandomness() if seed is None else SeededRandomness(stream, seed, server_round)
 
 
 class DPFedAvg(PrivateAveraging):

@@ -9,13 +9,29 @@ import torch
 from torch import Tensor
 
 from .ledger import Ledger
-from .noise_record import NoiseRecord
+from .noise_record import NoiseRecord, Recorded
 from .participation import RotatingParticipation
 from .privacy_plan import PrivacyPlan
+from .release import Release
 from .rounds import RoundContext, RunOver
+from .run_state import RunState
 
 # Names of the state's values.
 _DEAL, _JOINED, _POPULATION = "deal", "joined", "population"
+
+
+def check_turns(state: RunState, plan: PrivacyPlan) -> None:
+    """Raises ValueError, one line, where clients took turns in the run that left `state` and take
+    none by `plan`, or the other way round: who joined when would be forgotten, and of rounds that
+    others lie between a client may be in more than it is charged for."""
+    took, takes = _JOINED in state.own, plan.groups > 1
+    # What is there before the first round says nothing of turns.
+    if took != takes and (took or state.server_round):
+        which = "take turns" if takes else "take no turns"
+        raise ValueError(
+            f"a plan by which clients {which} is not allowed: they did "
+            f"{'not ' if takes else ''}in the run whose state it is"
+        )
 
 
 @dataclass
@@ -65,15 +81,16 @@ class Turns:
         self,
         context: RoundContext,
         ledger: Ledger | None,
+        release: Release,
         make: Callable[[], Tensor],
-        charge: Callable[[], None],
+        charge: Callable[[Release], None],
     ) -> Tensor:
-        """What the round releases [d]: what `make` gives, on record and then charged; of a round
-        that is done again what is on record, charged once.
+        """What the round releases [d]: what `make` gives, on record as `release` and then charged;
+        of a round that is done again what is on record, charged once, as what it was.
 
         `ledger` holds what was charged of the run; None: nothing is claimed. Raises
-        RunOver, and nothing is released, where a client would join again within b rounds, or rounds
-        were charged of which there is no record.
+        RunOver, and nothing is released, where a client would join again within b rounds, rounds
+        were charged of which there is no record, or the record does not say what it costs.
         """
         server_round = context.server_round
         self._join(server_round, context.cohort.clients)
@@ -89,12 +106,18 @@ class Turns:
                 f"the round is withheld: {charged} rounds of the run have been charged, and what "
                 "was released in them is not on record"
             )
-        released = make() if recorded is None else torch.from_numpy(recorded)
         if recorded is None:
-            self._record.keep(server_round, released.numpy())
+            recorded = Recorded(make().numpy(), release)
+            self._record.keep(server_round, recorded)
         if charged < server_round:
-            charge()
-        return released
+            if recorded.release is None:
+                raise RunOver(
+                    "the round is withheld: an earlier version put it on record, not charged yet, "
+                    "and did not note with how much noise"
+                )
+            charge(recorded.release)
+        # A copy: whoever is given it may write into it.
+        return torch.from_numpy(recorded.vector.copy())
 
     def values(self, server_round: int) -> dict[str, Any]:
         """For the state after a round."""

@@ -180,8 +180,8 @@ def as_an_earlier_version_left_it(folder: Path, ledger: Path, before: int) -> No
     ledger.write_text(json.dumps(unnamed(json.loads(ledger.read_text()))))
     saved = state_files.read_saved(folder)
     assert saved is not None
-    mark = {k: v for k, v in saved.state.values["own"]["ledger"].items() if k != "run"}
-    mark = unnamed(mark)
+    mark = unnamed(saved.state.values["own"]["ledger"])
+    mark = {key: value for key, value in mark.items() if key not in ("run", "charged")}
     held = sum(entry["rounds"] for entry in mark["charges"])
     own = {"rounds_before": before, "rounds_charged": held, "ledger": mark}
     values = {**saved.state.values, "own": own}

@@ -17,7 +17,7 @@ from blackthorn.server_app.run import prepare
 from blackthorn.settings.config import ConfigError
 from blackthorn.strategies import Release
 from blackthorn.strategies.ledger import Ledger
-from blackthorn.strategies.noise_record import NoiseRecord, noise_file
+from blackthorn.strategies.noise_record import NoiseRecord, Recorded, noise_file
 
 TURNS: dict[str, Any] = {
     "algorithm": "dp-fedavg",
@@ -62,7 +62,7 @@ def test_a_round_that_is_done_again_is_the_same_release(
         np.testing.assert_array_equal(model(tmp_path, f"round-{t:05d}"), kept)
     assert recorded is not None
     moved = before[3] - model(tmp_path, "round-00004")
-    np.testing.assert_allclose(moved, 0.1 * recorded, atol=1e-5)
+    np.testing.assert_allclose(moved, 0.1 * recorded.vector, atol=1e-5)
     ((release, rounds),) = charges(tmp_path)
     assert (release.groups, rounds) == (2, 5)
     assert summary["privacy"]["groups"] == 2
@@ -90,7 +90,7 @@ def test_a_death_between_record_and_charge_charges_the_recorded_release(tmp_path
     seen: list[int] = []
     real_keep = NoiseRecord.keep
 
-    def keep(record: NoiseRecord, server_round: int, released: np.ndarray) -> None:
+    def keep(record: NoiseRecord, server_round: int, released: Recorded) -> None:
         seen.append(server_round)
         real_keep(record, server_round, released)
 

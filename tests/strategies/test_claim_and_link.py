@@ -197,7 +197,7 @@ def test_who_was_asked_over_an_open_link_is_not_covered_where_the_round_died_bef
 
         return answer
 
-    def dies(_: DPFedAvg) -> None:
+    def dies(*_: object) -> None:
         raise PowerCut
 
     nodes = {n: node(n) for n in (11, 12)}

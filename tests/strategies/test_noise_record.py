@@ -13,11 +13,13 @@ from blackthorn.strategies import (
     ClipNorm,
     FullParticipation,
     PrivacyPlan,
+    Release,
     RotatingParticipation,
     calibrated,
 )
 from blackthorn.strategies.noise_record import (
     NoiseRecord,
+    Recorded,
     band_coefficients,
     noise_file,
     round_deviations,
@@ -162,12 +164,15 @@ def test_noise_and_release_are_on_disk_for_the_owner_alone(tmp_path: Path) -> No
     rng = np.random.default_rng(0)
     for t in (1, 2, 3):
         record.noise(t, rng.standard_normal(5))
-        record.keep(t, np.full(5, float(t)))
+        record.keep(t, Recorded(np.full(5, float(t)), Release(2.0, groups=3)))
     assert folder.stat().st_mode & 0o777 == 0o700
     assert {p.stat().st_mode & 0o777 for p in folder.iterdir()} == {0o600}
     again = NoiseRecord(3, folder)
-    np.testing.assert_array_equal(again.released(1), np.full(5, 1.0))
-    np.testing.assert_array_equal(again.released(3), np.full(5, 3.0))
+    for t in (1, 3):
+        recorded = again.released(t)
+        assert recorded is not None
+        np.testing.assert_array_equal(recorded.vector, np.full(5, float(t)))
+        assert recorded.release == Release(2.0, groups=3)
     assert again.released(4) is None
 
 
@@ -182,7 +187,7 @@ def test_the_noise_goes_on_from_a_state_and_the_rounds_since(
     values = {}
     for t in range(1, died_after + 1):
         record.noise(t, fresh[t - 1])
-        record.keep(t, np.zeros(3))
+        record.keep(t, Recorded(np.zeros(3), Release(2.0, groups=3)))
         if t == 1:
             values = record.values(1)
     again = NoiseRecord(3, tmp_path)
@@ -196,7 +201,7 @@ def test_what_two_states_know_is_no_longer_on_record(tmp_path: Path) -> None:
     record = NoiseRecord(2, tmp_path)
     for t in range(1, 7):
         record.noise(t, np.ones(2))
-        record.keep(t, np.ones(2))
+        record.keep(t, Recorded(np.ones(2), Release(2.0, groups=2)))
         if t % 2 == 0:
             record.values(t)
     kept = [t for t in range(1, 7) if noise_file(tmp_path, t).exists()]
