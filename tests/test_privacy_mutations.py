@@ -169,7 +169,11 @@ def _asked_and_died(folder: Path, patch: pytest.MonkeyPatch) -> None:
             [("server_round % self.groups", "server_round % (self.groups - 1)")],
             _turns,
         ),
-        (accounting, [("-(-count // release.groups)", "count // release.groups")], _cost_of_turns),
+        (
+            accounting,
+            [('turns = -(-whole("releases", count)', 'turns = (whole("releases", count)')],
+            _cost_of_turns,
+        ),
         (turns, [("charged != server_round - 1", "charged < server_round - 1")], _second_release),
         (turns, [("if charged < server_round:", "if True:")], _same_release),
         (noise_record, [("if self.run not in (None, run):", "if False:")], _another_runs),
