@@ -74,6 +74,7 @@ _OF_A_RUN = {
     *("knows_rounds_begun", "output_round", "is_judged", "between_rounds", "_configured"),
     *("_configured_evaluation", "_sent_in", "_population", "_refusal"),
 }
+_STRATEGY, _OBSERVER = "strategy", "observer"
 _PLAIN = frozenset({bool, int, float, str, NoneType})
 # What `seeing_releases_alone` has made, by its id.
 _MADE: WeakValueDictionary[int, Any] = WeakValueDictionary()
@@ -157,20 +158,22 @@ def seeing_releases_alone(strategy: Any) -> Any:
 
 
 class _Writes(pickle.Pickler):
-    """One object is written as a name, so that what refers to it refers to its copy."""
+    """The strategy is written as a name, so that what refers to it refers to its copy; so are its
+    observers, which have seen single updates and have no copies."""
 
     original: Any
 
     def persistent_id(self, one: Any) -> str | None:
-        return "strategy" if one is self.original else None
+        if one is self.original:
+            return _STRATEGY
+        return _OBSERVER if any(one is each for each in self.original._observers) else None
 
 
 class _Reads(pickle.Unpickler):
     copied: Any
 
     def persistent_load(self, name: str) -> Any:
-        del name
-        return self.copied
+        return self.copied if name == _STRATEGY else None
 
 
 def _copy_attributes(original: Any, copied: Any, names: set[str]) -> None:

@@ -166,6 +166,22 @@ def test_what_a_constructor_left_is_copied_with_what_hangs_together() -> None:
     torch.testing.assert_close(moved, expected, rtol=1e-3, atol=1e-4)
 
 
+class KeepsItsOptions(Smoothed):
+    def __init__(self, privacy: PrivacyPlan, **options: Any) -> None:
+        super().__init__(privacy, **options)
+        self.options = options
+
+
+def test_observers_that_a_constructor_left_are_not_there_after_the_noise() -> None:
+    """A run's own cannot be pickled, and have seen single updates."""
+    seen: list[RoundReport] = []
+    strategy = KeepsItsOptions(plan(), observers=[lambda report: seen.append(report)], **OPTIONS)
+    run(strategy)
+    assert len(seen) == 2
+    kept = strategy.after_release.options  # type: ignore[attr-defined]
+    assert kept == {**OPTIONS, "observers": [None]}
+
+
 def test_somebody_else_s_object_after_the_noise_claims_nothing() -> None:
     strategy = DPFedAvg(plan(), **OPTIONS)
     strategy.after_release = Tells(plan(claim=False), **OPTIONS)
