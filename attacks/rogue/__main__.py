@@ -33,12 +33,13 @@ from blackthorn.randomness import Stream, generator_of
 from blackthorn.wire import CLIENT_ID, METRICS, NUM_EXAMPLES, SERVER_ROUND
 
 from ..round_config import honest_reply, number, round_config
-from .behaviours import BEHAVIOURS, SERVER_ATTACKS, Behaviour, Turn
+from .behaviours import BEHAVIOURS, SERVER_ATTACKS, Turn, behaviour_of
 from .server_attacks import Peer
 
 _POLL_SECONDS = 0.1
 _RANDOM = "random"
-_ALL = {**BEHAVIOURS, **SERVER_ATTACKS}
+_ALL = (*BEHAVIOURS, *SERVER_ATTACKS)
+_JOINED = "attacks on the server that + joins (many-ids+pings)"
 _NO_EXAMPLES = Error(2, "this node has no held-out examples to evaluate on")
 
 logger = logging.getLogger("rogue")
@@ -78,9 +79,8 @@ class Rogue:
         server_round = int(number(round_config(order), SERVER_ROUND, 0))
         name = self._choose(server_round)
         reply = honest_reply(order, self._num_examples)
-        behaviour: Behaviour = _ALL[name]
         self._peer.order = order.metadata
-        outcome = behaviour(Turn(self._fleet, order, reply, self._past, self._peer))
+        outcome = behaviour_of(name)(Turn(self._fleet, order, reply, self._past, self._peer))
         logger.info("round %d: %s: %s", server_round, name, outcome)
         self._past = self._past or reply
 
@@ -120,9 +120,11 @@ def check_behaviours(text: str) -> list[str]:
     """The names in `text`, separated by commas; ValueError for one that there is not."""
     names = text.split(",")
     for name in names:
-        if name not in _ALL and names != [_RANDOM]:
-            allowed = ", ".join([*_ALL, f"and {_RANDOM} by itself"])
-            raise ValueError(f"behaviour is {name!r}; allowed are {allowed}")
+        try:
+            _ = names == [_RANDOM] or behaviour_of(name)
+        except KeyError:
+            allowed = ", ".join([*_ALL, f"{_JOINED}, and {_RANDOM} by itself"])
+            raise ValueError(f"behaviour is {name!r}; allowed are {allowed}") from None
     return names
 
 
@@ -162,7 +164,8 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--behaviour",
         default=_RANDOM,
         help=f"Names separated by commas, one a round in turn, or {_RANDOM}. There are: "
-        + ", ".join(_ALL),
+        + ", ".join(_ALL)
+        + f", and {_JOINED}",
     )
     parser.add_argument("--seed", type=int, default=0, help=f"Of {_RANDOM} behaviour.")
     parser.add_argument("--allow", action="append", default=[], metavar="HOST")

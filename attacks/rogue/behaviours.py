@@ -196,6 +196,15 @@ SERVER_ATTACKS: dict[str, Behaviour] = {
 }
 
 
+def behaviour_of(name: str) -> Behaviour:
+    """The behaviour of that name, or attacks on the server that `+` joins: one after the other in
+    one turn. Raises KeyError for a name that there is not."""
+    if "+" not in name:
+        return {**BEHAVIOURS, **SERVER_ATTACKS}[name]
+    attacks = [ATTACKS[each] for each in name.split("+")]
+    return attacks_server(lambda peer: "; ".join(attack(peer) for attack in attacks))
+
+
 def _with_content(reply: Message, content: dict[str, object]) -> Message:
     forged = copy.deepcopy(reply)
     forged.content = RecordDict(content)  # type: ignore[arg-type]

@@ -41,8 +41,8 @@ def test_an_address_without_host_or_port_is_refused(address: str) -> None:
 
 
 def test_behaviours_take_turns() -> None:
-    choose = in_turn(check_behaviours("nan,huge,drip-fed"))
-    assert [choose(t) for t in range(1, 6)] == ["nan", "huge", "drip-fed", "nan", "huge"]
+    choose = in_turn(check_behaviours("nan,huge,many-ids+pings"))
+    assert [choose(t) for t in range(1, 6)] == ["nan", "huge", "many-ids+pings", "nan", "huge"]
 
 
 def test_random_behaviour_is_the_seed_s_and_shows_all() -> None:
@@ -53,7 +53,9 @@ def test_random_behaviour_is_the_seed_s_and_shows_all() -> None:
     assert set(drawn) == set(BEHAVIOURS)
 
 
-@pytest.mark.parametrize("text", ["kindness", "nan,kindness", "", "nan,random"])
+@pytest.mark.parametrize(
+    "text", ["kindness", "nan,kindness", "", "nan,random", "many-ids+nan", "many-ids+", "+"]
+)
 def test_unknown_behaviours_are_answered_with_the_known_ones(text: str) -> None:
     with pytest.raises(ValueError, match="allowed are nan, infinite"):
         check_behaviours(text)
