@@ -9,12 +9,10 @@ from flwr.supercore.run import Run as Run
 from .pulling import GridAdapter
 from .versions import GRPC, HTTP, NotThisFlower, installed, is_one_of, requirement
 
-# What the SuperLink writes in a client's place when nothing came from it.
-NO_REPLY = {
-    ErrorCode.MESSAGE_UNAVAILABLE,
-    ErrorCode.REPLY_MESSAGE_UNAVAILABLE,
-    ErrorCode.NODE_UNAVAILABLE,
-}
+# What the SuperLink writes in a client's place when nothing came from it: of a message whose time
+# was over when its reply was asked for, of one whose node has gone, ...
+MESSAGE_UNAVAILABLE, NODE_UNAVAILABLE = ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.NODE_UNAVAILABLE
+NO_REPLY = {MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE, NODE_UNAVAILABLE}
 _SIMULATION = "InMemoryGrid"
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 
-from blackthorn.flower_port.grids import NO_REPLY
+from blackthorn.flower_port.grids import MESSAGE_UNAVAILABLE, NO_REPLY, NODE_UNAVAILABLE
 from blackthorn.flower_port.pulling import UNFINISHED
 from blackthorn.flower_port.transports import LATE, UNSENT, Delivery
 from blackthorn.wire import ATTESTED, NUM_EXAMPLES, RULE
@@ -27,9 +27,6 @@ from .local_rule import how_to_attest
 MAX_EXAMPLES = 10**12
 # Rules take products of up to four updates in float64; every float32 is far below this.
 MAX_UPDATE = 1e70
-# Flower's codes for a message whose time was over when its reply was asked for, and for one whose
-# node has gone: its own words, by the SuperLink.
-_MESSAGE_UNAVAILABLE, _NODE_UNAVAILABLE = 3, 5
 
 # What Flower makes of an exception on the client, `<class 'a.b.C'>:<'its text'>`; Python writes
 # C: its text.
@@ -210,9 +207,9 @@ def _check_statistics(state: dict[str, np.ndarray], layout: ModelLayout) -> None
 def content_of(message: Message) -> RecordDict:
     """The reply's content. Raises RejectedReply if the client answered with an error."""
     if message.has_error():
-        if message.error.code == _MESSAGE_UNAVAILABLE:
+        if message.error.code == MESSAGE_UNAVAILABLE:
             raise RejectedReply(LATE)
-        if message.error.code == _NODE_UNAVAILABLE:
+        if message.error.code == NODE_UNAVAILABLE:
             raise RejectedReply("its node is no longer connected")
         told = _EXCEPTION.sub(r"\1: \2", message.error.reason or "").removesuffix(": ")
         # In Flower's simulation a traceback stands before it.
