@@ -118,6 +118,14 @@ def plan(**options: Any) -> PrivacyPlan:
     )
 
 
+OPTIONS: dict[str, Any] = {"local_rate": LR, "statistics": "server", "start_timeout": 2.0}
+
+
+def run(strategy: PrivateAveraging, rounds: int = 2) -> Any:
+    """Its result after as many rounds with all clients, who leave the model as it is."""
+    return strategy.start(grid(), state_of(START), num_rounds=rounds, timeout=20)
+
+
 def moved(strategy: PrivateAveraging, over: MemoryGrid, rounds: int = 1) -> np.ndarray:
     """What one run added to the model, in units of the noised sum: r Δw / (η_g η_l)."""
     result = strategy.start(over, state_of(START), num_rounds=rounds, timeout=20)

@@ -10,7 +10,7 @@ from typing import Any, Self
 import numpy as np
 import pytest
 import torch
-from noised_rounds import LR, START, grid, plan, state_of, weights
+from noised_rounds import LR, OPTIONS, START, plan, run, weights
 
 from blackthorn.strategies import (
     ClipNorm,
@@ -18,12 +18,6 @@ from blackthorn.strategies import (
     PrivacyPlan,
 )
 from blackthorn.strategies.reports import RoundReport
-
-OPTIONS: dict[str, Any] = {"local_rate": LR, "statistics": "server", "start_timeout": 2.0}
-
-
-def run(strategy: DPFedAvg, rounds: int = 2) -> Any:
-    return strategy.start(grid(), state_of(START), num_rounds=rounds, timeout=20)
 
 
 class Tells(DPFedAvg):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from memory_grid import MemoryGrid
-from noised_rounds import CLIENTS, LR, START, grid, plan, state_of, weights
+from noised_rounds import CLIENTS, LR, OPTIONS, START, grid, plan, run, state_of, weights
 
 from blackthorn.client_app.messages import read_round
 from blackthorn.strategies import (
@@ -20,12 +20,6 @@ from blackthorn.strategies import (
 )
 from blackthorn.strategies.reports import RoundReport
 from blackthorn.strategies.run_state import RunState
-
-OPTIONS: dict[str, Any] = {"local_rate": LR, "statistics": "server", "start_timeout": 2.0}
-
-
-def run(strategy: DPFedAvg, rounds: int = 2) -> Any:
-    return strategy.start(grid(), state_of(START), num_rounds=rounds, timeout=20)
 
 
 def test_what_an_observer_writes_into_a_report_is_its_own() -> None:
