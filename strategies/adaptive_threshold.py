@@ -16,7 +16,7 @@ import torch
 
 from .bounding import ClipNorm, row_norms
 from .noise import Randomness, on_grid
-from .release import real
+from .release import real, take_over
 
 # σ_b as a part of r.
 _COUNT_NOISE = 1 / 20
@@ -35,8 +35,7 @@ class AdaptiveThreshold:
     rate: float = 0.2
 
     def __post_init__(self) -> None:
-        for name in ("quantile", "rate"):
-            object.__setattr__(self, name, real(name, getattr(self, name)))
+        take_over(self, real, "quantile", "rate")
         if not 0 < self.quantile < 1:
             raise ValueError(f"quantile = {self.quantile} is not allowed: between 0 and 1")
         if not 0 < self.rate <= 10:

@@ -36,6 +36,7 @@ from .messages import Asked, new_series
 from .options import Observer, StrategyOptions
 from .output_iterate import IterateKeeper, OutputIterate
 from .participation import FullParticipation, Participation
+from .release import whole
 from .reports import LossLog, RoundReport
 from .rounds import RoundContext, RoundHooks
 from .run_state import MEAN, QuorumWatch, RunState
@@ -84,7 +85,7 @@ class FederatedStrategy(RoundHooks, Strategy):
         self._min_replies = min_replies
         self._quorum_watch = QuorumWatch(fail_after)
         self._enough_replies = enough_replies
-        self._evaluate_every = int(evaluate_every)
+        self._evaluate_every = whole("evaluate_every", evaluate_every)
         self._output = output or OutputIterate()
         self._observers = list(observers)
         self._shared, self._statistics = tuple(shared), statistics

@@ -16,7 +16,7 @@ from torch import nn
 from .array_codec import encode_state
 from .layout import Entries, Statistics, rounded, state_of
 from .projection import CENTERS, SETS, Center, ConvexSet, project
-from .release import real
+from .release import real, take_over
 
 
 @dataclass(frozen=True)
@@ -35,10 +35,9 @@ class ServerStep:
     projection_center: Center = "initial"
 
     def __post_init__(self) -> None:
-        # Python's own floats: one of a class of somebody's may be another whenever it is asked.
-        for name in ("server_lr", "momentum", "projection_radius"):
-            if getattr(self, name) is not None:
-                object.__setattr__(self, name, real(name, getattr(self, name)))
+        take_over(self, real, "server_lr", "momentum")
+        if self.projection_radius is not None:
+            take_over(self, real, "projection_radius")
         if not 0 < self.server_lr < math.inf:
             raise ValueError(f"server_lr = {self.server_lr} is not allowed: positive and finite")
         if not 0 <= self.momentum < 1:

@@ -6,7 +6,7 @@ from typing import Literal
 
 from blackthorn.settings.config import RunConfig
 
-from .release import real
+from .release import real, take_over
 
 
 @dataclass(frozen=True)
@@ -24,9 +24,7 @@ class LocalRate:
     threshold: float = 0.001
 
     def __post_init__(self) -> None:
-        # Python's own floats: one of a class of somebody's may be another whenever it is asked.
-        for name, told in (("initial", "local rate"), ("decay", "decay"), ("threshold",) * 2):
-            object.__setattr__(self, name, real(told, getattr(self, name)))
+        take_over(self, real, "decay", "threshold", initial="local rate")
         if not 0 < self.initial < math.inf:
             raise ValueError(f"local rate = {self.initial} is not allowed: positive and finite")
         if not 0 < self.decay <= 1:

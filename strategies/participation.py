@@ -10,7 +10,7 @@ import torch
 
 from blackthorn.randomness import Stream, generator_of
 
-from .release import real, whole
+from .release import integer, real, take_over, whole
 
 
 def send_order(seed: int, server_round: int, size: int) -> list[int]:
@@ -84,7 +84,7 @@ class FixedParticipation:
     size: int
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "size", whole("cohort size", self.size))
+        take_over(self, whole, size="cohort size")
 
     def sample(self, clients: Sequence[int], generator: np.random.Generator) -> CohortPlan:
         """`size` of `clients`, each subset of that size with the same probability."""
@@ -105,10 +105,9 @@ class PoissonParticipation:
     sample_rate: float
 
     def __post_init__(self) -> None:
-        rate = real("sample rate", self.sample_rate)
-        if not 0 < rate <= 1:
-            raise ValueError(f"sample rate = {rate} is not allowed: 0 to 1, not 0")
-        object.__setattr__(self, "sample_rate", rate)
+        take_over(self, real, sample_rate="sample rate")
+        if not 0 < self.sample_rate <= 1:
+            raise ValueError(f"sample rate = {self.sample_rate} is not allowed: 0 to 1, not 0")
 
     def sample(self, clients: Sequence[int], generator: np.random.Generator) -> CohortPlan:
         """One draw for each of `clients`, in the order of their ids."""
@@ -129,8 +128,8 @@ class RotatingParticipation:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "groups", whole("groups", self.groups))
-        object.__setattr__(self, "seed", int(self.seed))
+        take_over(self, whole, "groups")
+        take_over(self, integer, "seed")
         if self.groups < 2:
             raise ValueError(f"groups = {self.groups} is not allowed: at least 2")
 

@@ -33,7 +33,7 @@ from .participation import (
     PoissonParticipation,
     RotatingParticipation,
 )
-from .release import LARGEST_MULTIPLIER, check_colluding, message_release, real, whole
+from .release import LARGEST_MULTIPLIER, check_colluding, message_release, real, take_over, whole
 
 Neighbours = Literal["add-remove", "zero-out", "replace-one"]
 NoiseLocation = Literal["server", "client"]
@@ -99,11 +99,10 @@ class PrivacyPlan:
     insecure_seed: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("num_clients", "rounds", "bands"):
-            object.__setattr__(self, name, whole(name, getattr(self, name)))
-        for name in ("noise_multiplier", "delta", "max_epsilon"):
-            if name != "max_epsilon" or self.max_epsilon is not None:
-                object.__setattr__(self, name, real(name, getattr(self, name)))
+        take_over(self, whole, "num_clients", "rounds", "bands")
+        take_over(self, real, "noise_multiplier", "delta")
+        if self.max_epsilon is not None:
+            take_over(self, real, "max_epsilon")
         check_delta(self.delta)
         if not isinstance(self.clip_norm, ClipNorm):
             raise ValueError(f"clip_norm = {self.clip_norm!r} is not allowed: a ClipNorm")

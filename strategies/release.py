@@ -1,9 +1,10 @@
 """What a round releases, as inert data: accountants interpret it."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import Literal
+from typing import Any, Literal
 
 # From the most closed to the least.
 Link = Literal["apart", "unknown", "open", "plain"]
@@ -27,12 +28,28 @@ def whole(name: str, value: object) -> int:
     raise ValueError(f"{name} = {value!r:.40} is not allowed: an integer from 1 to {MOST:g}")
 
 
+def integer(name: str, value: object) -> int:
+    """`value` as Python's int, of NumPy's kinds too. Raises ValueError, one line, for what is no
+    integer."""
+    if isinstance(value, Integral) and not isinstance(value, bool):
+        return int(value)
+    raise ValueError(f"{name} = {value!r:.40} is not allowed: an integer")
+
+
 def real(name: str, value: object) -> float:
     """`value` as Python's float, of NumPy's kinds too. Raises ValueError, one line, for what is no
     number."""
     if isinstance(value, Real) and not isinstance(value, bool) and value == value:
         return float(value)
     raise ValueError(f"{name} = {value!r:.40} is not allowed: a number")
+
+
+def take_over(one: object, kind: Callable[[str, Any], object], *names: str, **told: str) -> None:
+    """Put what is in fields of the frozen `one` in its place as `kind` gives it, as Python's own
+    numbers: one of a class of somebody's may be another whenever it is asked. `told`: fields that
+    go by another name. Raises what `kind` raises."""
+    for name in (*names, *told):
+        object.__setattr__(one, name, kind(told.get(name, name), getattr(one, name)))
 
 
 def check_colluding(colluding: object, num_clients: int) -> None:
@@ -84,15 +101,12 @@ class Release:
     def __post_init__(self) -> None:
         # Python's own numbers: accountants compute in the types that they are given, and remember
         # figures by values that are equal, of whatever type.
-        put = object.__setattr__
-        put(self, "noise_multiplier", real("noise multiplier", self.noise_multiplier))
-        put(self, "sample_rate", real("sample rate", self.sample_rate))
-        put(self, "groups", whole("groups", self.groups))
+        take_over(self, real, noise_multiplier="noise multiplier", sample_rate="sample rate")
+        take_over(self, whole, "groups")
         if self.drawn is not None:
-            size, population = self.drawn
-            put(self, "drawn", (whole("clients drawn", size), whole("clients", population)))
+            take_over(self, _cohort, "drawn")
         if self.shares not in (None, "unknown"):
-            put(self, "shares", whole("shares", self.shares))
+            take_over(self, whole, "shares")
         if not 0 <= self.noise_multiplier <= LARGEST_MULTIPLIER:
             raise ValueError(
                 f"noise multiplier = {self.noise_multiplier} is not allowed: 0 to "
@@ -110,6 +124,11 @@ class Release:
                 f"groups = {self.groups} is not allowed with clients that are drawn: those that "
                 "take turns are all asked"
             )
+
+
+def _cohort(name: str, drawn: tuple[object, object]) -> tuple[int, int]:
+    size, population = drawn
+    return whole(f"clients {name}", size), whole("clients", population)
 
 
 def message_release(noise_multiplier: float, shares: int) -> Release:

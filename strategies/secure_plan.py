@@ -15,7 +15,7 @@ from blackthorn.settings.rounding import downward
 from .accounting import Charge, is_unbounded
 from .participation import FixedParticipation, FullParticipation
 from .privacy_plan import GIVEN_WEIGHTS, NO_CLAIM, NO_FIGURE, NoiseLocation, PrivacyPlan
-from .release import Release, check_colluding, real, whole
+from .release import Release, check_colluding, real, take_over, whole
 
 _SENTENCE = (
     "client-level differential privacy of the sums that the server learns, and so of the released "
@@ -52,8 +52,8 @@ class SecurePlan(PrivacyPlan):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, kind in (("survivors", whole), ("threshold", real), ("bits", whole)):
-            object.__setattr__(self, name, kind(name, getattr(self, name)))
+        take_over(self, whole, "survivors", "bits")
+        take_over(self, real, "threshold")
         if not isinstance(self.participation, FixedParticipation | FullParticipation):
             raise ValueError(
                 "secure aggregation needs FullParticipation or FixedParticipation: the server sees "

@@ -1,12 +1,13 @@
 """Under a claim what rates, steps, outputs and plans are made of is as published, down to the
 numbers and texts in it: nothing in them hangs on what observers have seen."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-from noised_rounds import LR, START, grid, ones, plan, state_of, weights
+from noised_rounds import LR, OPTIONS, START, grid, ones, plan, run, state_of, weights
 
 from blackthorn.strategies import (
     ClipNorm,
@@ -23,12 +24,6 @@ from blackthorn.strategies.judging import Judge
 from blackthorn.strategies.reports import RoundReport
 from blackthorn.strategies.secure_averaging import SecureAveraging
 from blackthorn.strategies.secure_plan import SecurePlan
-
-OPTIONS: dict[str, Any] = {"local_rate": LR, "statistics": "server", "start_timeout": 2.0}
-
-
-def run(strategy: DPFedAvg, rounds: int = 2) -> Any:
-    return strategy.start(grid(), state_of(START), num_rounds=rounds, timeout=20)
 
 
 class ByNorm(LocalRate):
@@ -162,3 +157,18 @@ def test_numbers_of_numpy_s_are_taken() -> None:
     everybody, bits = FullParticipation(), np.int64(16)
     secure: Any = {"survivors": six, "threshold": np.float64(2 / 3), "bits": bits}
     SecureAveraging(SecurePlan(ClipNorm(1.0), 1.5, 8, 3, everybody, **secure), **options)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: RotatingParticipation(2, seed=1.5), "seed = 1.5"),  # type: ignore[arg-type]
+        (lambda: DPFedAvg(plan(), **{**OPTIONS, "evaluate_every": 2.7}), "evaluate_every = 2.7"),
+    ],
+)
+def test_what_would_have_to_be_rounded_or_read_is_refused(
+    make: Callable[[], object], said: str
+) -> None:
+    with pytest.raises(ValueError, match=f"{said} is not allowed") as caught:
+        make()
+    assert "\n" not in str(caught.value)
