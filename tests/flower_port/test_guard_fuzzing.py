@@ -26,6 +26,9 @@ pytestmark = pytest.mark.slow
 
 SECONDS = float(os.environ.get("BLACKTHORN_FUZZ_SECONDS", "60"))
 EXAMPLES = 200
+# Kinds of refusals that are reached in any long enough time.
+CHECKS = {"shape", "source", "object", "object tree"}
+MOST_SECONDS_MORE = 300.0
 PROMPT_SECONDS = 20.0
 MOST_GROWTH = 200 * 2**20
 REQUESTS: dict[str, type[Message]] = {
@@ -113,10 +116,17 @@ def call(stub: Any, method: str, request: Any) -> None:
 def test_nothing_raises_stalls_or_leaks(guarded: Fleet) -> None:
     honest, rogue, victim = guarded.node(), guarded.node(), guarded.node()
     grown_from = 0
-    end = time.monotonic() + SECONDS / 2
+    began = time.monotonic()
     turns = 0
+
+    def over() -> bool:
+        """On a busy machine fewer requests fit into the time, and it goes on for some more."""
+        seconds = time.monotonic() - began
+        seen = guarded.refused(rogue).keys() >= CHECKS or seconds > SECONDS / 2 + MOST_SECONDS_MORE
+        return seconds > SECONDS / 2 and seen
+
     with rogue.stub() as stub, honest.stub() as honest_stub:
-        while time.monotonic() < end:
+        while not over():
             turns += 1
             asked = guarded.send(rogue)
             others = guarded.send(victim)
@@ -131,7 +141,7 @@ def test_nothing_raises_stalls_or_leaks(guarded: Fleet) -> None:
     assert turns
     assert not grown_from or resident() - grown_from < MOST_GROWTH
     # What was refused was refused by every kind of check that a message can meet.
-    assert guarded.refused(rogue).keys() >= {"shape", "source", "object", "object tree"}
+    assert guarded.refused(rogue).keys() >= CHECKS
     # The victim, of whom the rogue knew all but the private key, answers as ever.
     guarded.answer(victim)
     # (Nothing of it was refused: it has done nothing.)
